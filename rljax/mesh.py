@@ -34,6 +34,9 @@ RULES: dict[str | None, str | None] = {
     "embed": "fsdp",
     "heads": "tensor",
     "kv_heads": "tensor",
+    "key_heads": "tensor",  # of a gated delta net
+    "value_heads": "tensor",
+    "taps": None,  # of a convolution over tokens
     "head_dim": None,
     "mlp": "tensor",
     "experts": "expert",

@@ -13,7 +13,7 @@ import optax
 
 from rljax.contracts import is_zero
 
-_VECTORS = ("scale", "bias", "sinks", "correction")
+_VECTORS = ("scale", "bias", "sinks", "correction", "log_decay")
 _OF_EXPERTS = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")
 _OUT_OF_HEADS = ("o", "out")
 _STACKS = ("layers", "blocks", "deepstack")
@@ -31,8 +31,10 @@ def is_matrix(path: tuple[str, ...]) -> bool:
 
 def is_hidden(path: tuple[str, ...]) -> bool:
     """Returns whether the weight is a matrix from hidden values to hidden values: neither a table
-    of embeddings nor a head, nor the map that takes in the pixels of an image."""
-    return is_matrix(path) and path[-1] not in _TABLES and "patch_embed" not in path
+    of embeddings nor a head, nor the map that takes in the pixels of an image, nor the taps of a
+    convolution."""
+    other = "patch_embed" in path or path[-2:][0].endswith("_conv")
+    return is_matrix(path) and path[-1] not in _TABLES and not other
 
 
 def matrix_axes(path: tuple[str, ...], ndim: int) -> tuple[int, int]:

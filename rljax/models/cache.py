@@ -1,4 +1,5 @@
-"""The cache of a layer: the keys and values of the tokens it has read, in slots.
+"""The cache of a layer: the keys and values of the tokens it has read, in slots; or, of a recurrent
+layer, a state of one size (rljax.models.gated_delta).
 
 The layout of a cache, writing to it, and which of its columns a call's queries see.
 
@@ -36,7 +37,8 @@ from rljax.models.attention_paths import LANES, pad_axis, paged_takes, whole_pag
 from rljax.models.cache_pages import Pool, token_axis
 from rljax.models.cache_ring import newest, put, take
 from rljax.models.cache_tree import Nodes
-from rljax.models.config import ModelConfig
+from rljax.models.config import LayerKind, ModelConfig
+from rljax.models.gated_delta import State, empty_state
 
 DTYPES = ("", "float32", "bfloat16", "float16", "int8")  # "" = what the model computes in
 
@@ -149,8 +151,18 @@ def slot_bytes(
     """Returns the bytes that one slot of `columns` tokens takes, over all layers and devices;
     without a mesh, those of the numbers alone."""
     order = _order(config, mesh, dtype) if mesh else ""
-    tokens = sum(_room(config, columns, kind.window, order, rings) for kind in config.kinds)
-    return tokens * _token_bytes(config, dtype, mesh)
+    kinds = [kind for kind in config.kinds if not kind.recurrent]
+    tokens = sum(_room(config, columns, kind.window, order, rings) for kind in kinds)
+    return tokens * _token_bytes(config, dtype, mesh) + _states_bytes(config)
+
+
+def _states_bytes(config: ModelConfig) -> int:
+    """Returns the bytes of the states of one slot, over all layers with one and all devices."""
+    layers = sum(kind.recurrent for kind in config.kinds)
+    if not layers:
+        return 0
+    state = jax.eval_shape(lambda: empty_state(config.delta, 1, config.dtype))
+    return layers * sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
 
 
 def pool_bytes(config: ModelConfig, slots: int, columns: int, dtype: str, pool: Pool) -> int:
@@ -162,8 +174,10 @@ def pool_bytes(config: ModelConfig, slots: int, columns: int, dtype: str, pool: 
         if kind.window
         else pool.count * pool.page_tokens
         for kind in config.kinds
+        if not kind.recurrent
     ]
-    return sum(layer_tokens) * _token_bytes(config, dtype, pool.mesh)
+    states_bytes = slots * _states_bytes(config)
+    return sum(layer_tokens) * _token_bytes(config, dtype, pool.mesh) + states_bytes
 
 
 def _token_bytes(config: ModelConfig, dtype: str, mesh: Mesh | None) -> int:
@@ -184,10 +198,24 @@ def _sharding(mesh: Mesh, shape: tuple[int, ...], order: str, pool: Pool | None)
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-def shardings(caches: list[Cache], mesh: Mesh) -> list[Cache]:
+def _state_sharding(mesh: Mesh, state: State) -> State:
+    """Splits slots over the axes of rows, and heads over tensor, where they divide."""
+
+    def sharding(x, axis: int) -> NamedSharding:
+        rows = BATCH_AXES if x.shape[0] % row_shards(mesh) == 0 else None
+        heads = "tensor" if x.shape[axis] % mesh.shape["tensor"] == 0 else None
+        return NamedSharding(mesh, PartitionSpec(rows, *[None] * (axis - 1), heads))
+
+    return State(sharding(state.memory, 1), tuple(sharding(x, 2) for x in state.recent))
+
+
+def shardings(caches: list[Cache | State], mesh: Mesh) -> list:
     """Returns the sharding of every array of the caches."""
     return [
-        jax.tree.map(lambda x, c=c: _sharding(mesh, x.shape, c.order, c.pool), c) for c in caches
+        _state_sharding(mesh, c)
+        if isinstance(c, State)
+        else jax.tree.map(lambda x, c=c: _sharding(mesh, x.shape, c.order, c.pool), c)
+        for c in caches
     ]
 
 
@@ -213,6 +241,9 @@ def empty(
     heads, widths = _stored(config, mesh, dtype)
     caches, order = [], _order(config, mesh, dtype)
     for kind in config.kinds:
+        if kind.recurrent:
+            caches.append(empty_state(config.delta, slots, config.dtype))
+            continue
         capacity = _room(config, columns, kind.window, order, rings)
         paged = pool if pool and not kind.window else None
         rows = (paged.count, paged.page_tokens) if paged else (slots, capacity)
@@ -305,11 +336,22 @@ def _like(cache: Cache, parts) -> Cache:
 
 
 def from_prompt(
-    parts, lengths: jax.Array, config, mesh: Mesh, columns: int, dtype: str, window, rings=True
+    parts,
+    lengths: jax.Array,
+    config,
+    mesh: Mesh,
+    columns: int,
+    dtype: str,
+    kind: LayerKind,
+    rings=True,
 ):
     """Returns the cache of right-padded prompts, with room for `columns` tokens:
-    parts [B, S, K, E], lengths [B], of a layer with `window`. `rings` is as in `empty`. Raises
-    InputError if a layer without a window gets more prompt columns than it has room for."""
+    parts [B, S, K, E], lengths [B], of a layer of this kind; `parts` of a recurrent one is its
+    state already. `rings` is as in `empty`. Raises InputError if a layer without a window gets more
+    prompt columns than it has room for."""
+    if kind.recurrent:
+        return parts
+    window = kind.window
     parts = _as_stored(parts, *_stored(config, mesh, dtype))
     cache = _encode(parts, dtype, _order(config, mesh, dtype), window)
     capacity, axis = _room(config, columns, window, rings=rings), token_axis(cache.order)
@@ -391,7 +433,9 @@ def _remember_in_ring(cache: Cache, new_cache: Cache, columns, counts, positions
 def forget(cache: Cache, tokens: jax.Array, count: int = 1) -> Cache:
     """Puts zeros in the columns of token tokens [B] of each slot and of the next ones, `count` in
     all. In a ring only the first is cleared, as the others hold what is seen still; what is out of
-    range is dropped."""
+    range is dropped. A state has no columns: it stays."""
+    if isinstance(cache, State):
+        return cache
     count = 1 if cache.is_ring else count
     index = tokens[:, None] + jnp.arange(count)[None, :]
     index = index % cache.columns if cache.is_ring else index
@@ -405,7 +449,10 @@ def forget(cache: Cache, tokens: jax.Array, count: int = 1) -> Cache:
 
 
 def first_tokens(cache: Cache, counts: jax.Array) -> Cache:
-    """Returns the cache after its first counts [B] tokens, zeros in what no later token sees."""
+    """Returns the cache after its first counts [B] tokens, zeros in what no later token sees. Those
+    of a state have to be all that it has read."""
+    if isinstance(cache, State):
+        return cache
     held_tokens = (
         newest(counts, cache.columns) if cache.is_ring else jnp.arange(cache.columns)[None, :]
     )
@@ -436,7 +483,10 @@ def take_rows(cache: Cache, slots: jax.Array, length: jax.Array) -> Cache:
 
 
 def resized(cache: Cache, columns: int) -> Cache:
-    """Returns a contiguous cache cut or filled with zeros to so many columns."""
+    """Returns a contiguous cache cut or filled with zeros to so many columns, which a state has
+    not."""
+    if isinstance(cache, State):
+        return cache
     axis = token_axis(cache.order)
 
     def cut(x):
@@ -459,10 +509,10 @@ def write_rows(
         return _write_one_by_one(cache, rows, slots, source)
 
     def put(old, new):
-        axis = token_axis(cache.order)
         picked = jnp.take(new, source, axis=0).astype(old.dtype)
         if picked.shape == (len(slots), *old.shape[1:]):
             return old.at[slots].set(picked, mode="drop")
+        axis = token_axis(cache.order)
         head = (slice(None),) * (axis - 1) + (slice(0, new.shape[axis]),)
         return old.at[(slots, *head)].set(picked, mode="drop")
 

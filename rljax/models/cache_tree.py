@@ -68,6 +68,8 @@ def why_not(config: ModelConfig) -> str:
     """Returns why nodes cannot be columns of a slot for a model; "" if they can."""
     if config.batch_invariant:
         return "batch-invariant attention reads a range of columns, and other branches lie between"
+    if config.recurrent:
+        return "the state of a recurrent layer is of one path, and nodes are of many"
     if any(kind.chunk for kind in config.kinds):
         return "its attention is cut into chunks of columns, and nodes are not where they stand"
     return ""

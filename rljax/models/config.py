@@ -140,6 +140,29 @@ class LatentConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DeltaConfig:
+    """Gated delta net (arXiv 2412.06464): layers with a recurrent state in place of keys and
+    values. Each key head serves value_heads / key_heads value heads."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int = 4  # tokens that the convolution before it sees, the newest included
+    # Whether the projections are two maps, ordered by key heads (Qwen3-Next), or one each.
+    joined: bool = False
+
+    def __post_init__(self):
+        for name in ("key_heads", "value_heads", "key_dim", "value_dim", "taps"):
+            minimum, value = 1 + (name == "taps"), getattr(self, name)
+            valid = type(value) is int and minimum <= value <= LARGEST_SIZE
+            _check(valid, f"delta.{name}", value, f"{minimum} to {LARGEST_SIZE}")
+        valid = self.value_heads % self.key_heads == 0
+        rule = f"a multiple of key_heads={self.key_heads}"
+        _check(valid, "delta.value_heads", self.value_heads, rule)
+
+
+@dataclasses.dataclass(frozen=True)
 class LayerKind:
     """Settings that may differ from layer to layer. Layers of one kind share a compiled body."""
 
@@ -147,6 +170,7 @@ class LayerKind:
     chunk: int = 0  # positions are cut into chunks of so many, none seen from another; 0 = no
     rope: int | None = 0  # which of ModelConfig.ropes; None: queries and keys are not rotated
     experts: bool = False
+    recurrent: bool = False  # a gated delta net, ModelConfig.delta, in place of attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,6 +250,7 @@ class ModelConfig:
     attention_soft_cap: float = 0.0  # c tanh(x / c) of the scores; 0 = none
     final_soft_cap: float = 0.0  # the same of the logits
     sinks: bool = False  # one more logit per head in the attention softmax
+    attention_gate: bool = False  # what heads give is multiplied by sigmoid(W x)
     embed_scale: float = 1.0  # of the token embeddings
     residual_scale: float = 1.0  # of what attention and mlp add to the stream
     logit_divisor: float = 1.0  # of the logits
@@ -235,6 +260,7 @@ class ModelConfig:
     # would have been rotated otherwise than in training.
     rope_tokens: int = 0
     latent: LatentConfig | None = None
+    delta: DeltaConfig | None = None
     experts: ExpertsConfig | None = None
     lora: LoraConfig | None = None
     vision: VisionConfig | None = None
@@ -346,6 +372,15 @@ class ModelConfig:
             _check(valid, "model.kinds: rope", kind.rope, "one of ropes")
             valid = not kind.experts or self.experts is not None
             _check(valid, "model.kinds: experts", kind, "model.experts is set")
+            valid = not kind.recurrent or self.delta is not None
+            _check(valid, "model.kinds: recurrent", kind, "model.delta is set")
+            valid = not kind.recurrent or not (kind.window or kind.chunk or kind.rope is not None)
+            _check(valid, "model.kinds: recurrent", kind, "without window, chunk and rope")
+        # The room of a slot is what its layers with attention have.
+        valid = not all(kind.recurrent for kind in self.kinds)
+        _check(valid, "model.kinds: recurrent", len(self.kinds), "a layer or more with attention")
+        valid = not (self.attention_gate and self.latent)
+        _check(valid, "model.attention_gate", self.attention_gate, "off with latent attention")
 
     def _check_rope(self, rope: Rope) -> None:
         """Raises InputError for a rope whose settings do not fit the size of a head."""
@@ -361,8 +396,8 @@ class ModelConfig:
             value, pairs = getattr(rope, name), dims // 2
             valid = rope.kind != "longrope" or len(value) == pairs
             _check(valid, f"rope {name}", len(value), f"{pairs} numbers, one for each rotary pair")
-        valid = not rope.sections or sum(rope.sections) == self.rope_dims // 2
-        _check(valid, "rope mrope_section", rope.sections, f"adds up to {self.rope_dims // 2}")
+        valid = not rope.sections or sum(rope.sections) == dims // 2
+        _check(valid, "rope mrope_section", rope.sections, f"adds up to {dims // 2}")
 
     @property
     def ids(self) -> int:
@@ -374,6 +409,12 @@ class ModelConfig:
         """Returns whether an optimizer moves a part of the weights alone: then a checkpoint holds
         that part."""
         return self.lora is not None or (self.freeze_vision and self.vision is not None)
+
+    @property
+    def recurrent(self) -> bool:
+        """Returns whether some layer keeps a state of all tokens it has read, so that a sequence
+        cannot go back to fewer of them."""
+        return any(kind.recurrent for kind in self.kinds)
 
     @property
     def rope_dims(self) -> int:

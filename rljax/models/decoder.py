@@ -25,6 +25,7 @@ from rljax.models.cache import remember, shared_lanes
 from rljax.models.cache_tree import Nodes
 from rljax.models.config import LayerKind, ModelConfig, Rope
 from rljax.models.experts import Experts
+from rljax.models.gated_delta import GatedDeltaNet, runs_of
 from rljax.models.layers import (
     Linear,
     RMSNorm,
@@ -58,6 +59,10 @@ class Pass:
     where: jax.Array | None = None
     levels: jax.Array | None = None
     is_step: bool = False  # whether every row reads one token, or a few, to draw the next
+    # Recurrent layers: the run of each token, and whether their states take it in, [B, S]
+    # (rljax.models.gated_delta).
+    runs: jax.Array | None = None
+    taken: jax.Array | None = None
 
     def split(self, x: jax.Array) -> jax.Array:
         """Returns the residual stream [B, S, D] as the mesh holds it between layers."""
@@ -154,13 +159,25 @@ def chunked(config: ModelConfig, positions, segments, prefix: PackedPrefix | Non
     return named(segments), prefix and prefix._replace(ids=named(prefix.ids))
 
 
+def recurrence_inputs(
+    config: ModelConfig, segments: jax.Array, taken: jax.Array, *, continued: bool
+) -> dict:
+    """Returns what recurrent layers read of segments [B, S] and of `taken` [B, S] bool, as fields
+    of Pass; {} without such layers."""
+    if not config.recurrent:
+        return {}
+    return dict(runs=runs_of(segments, continued=continued), taken=taken)
+
+
 class Attention(nnx.Module):
     """Grouped-query attention; what a layer remembers is (keys, values)."""
 
     def __init__(self, rngs, config: ModelConfig, kind: LayerKind):
         d, h, k, e = config.embed, config.heads, config.kv_heads, config.head_dim
         heads, kv = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
-        self.q = Linear(rngs, config, (d,), (h, e), heads, bias=config.qkv_bias)
+        self.gated = config.attention_gate  # of each head e numbers are its query, e its gate
+        of_q = (h, 2 * e if self.gated else e)
+        self.q = Linear(rngs, config, (d,), of_q, heads, bias=config.qkv_bias)
         self.k = Linear(rngs, config, (d,), (k, e), kv, bias=config.qkv_bias)
         self.v = Linear(rngs, config, (d,), (k, e), kv, bias=config.qkv_bias)
         output_axes = ("heads", "head_dim", "embed")
@@ -184,9 +201,11 @@ class Attention(nnx.Module):
             self.sinks = weight(rngs, config, (h,), ("heads",), init="zeros")
 
     def project(self, x, *angles):
-        """Returns queries [B, S, H, E], keys and values [B, S, K, E] of x [B, S, D]. `angles`: cos
-        and sin or, where the layer rotates nothing, Pass.stretch."""
+        """Returns queries [B, S, H, E], keys and values [B, S, K, E] of x [B, S, D], and the gates
+        [B, S, H, E] of models that have them. `angles`: cos and sin or, where the layer rotates
+        nothing, Pass.stretch."""
         q, k, v = self.q(x), self.k(x), self.v(x)
+        q, *gate = jnp.split(q, 2, axis=-1) if self.gated else (q,)
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.kind.rope is not None:
@@ -195,10 +214,16 @@ class Attention(nnx.Module):
             q = (q * angles[0][:, :, None, None]).astype(q.dtype)
         if self.evened:
             q, k = (root_mean_squared(x, self.eps).astype(x.dtype) for x in (q, k))
-        return q, k, v
+        return q, k, v, *gate
 
-    def attend(self, q, k, v, call: Pass, cache=None):
+    def attend(self, projected, call: Pass, cache=None):
         """Returns the outputs of the heads [B, S, H, E], and the layer's new cache."""
+        output, cache = self._attend(*projected[:3], call, cache)
+        for gate in projected[3:]:
+            output = output * jax.nn.sigmoid(gate)
+        return output, cache
+
+    def _attend(self, q, k, v, call: Pass, cache):
         options = dict(scale=self.scale, soft_cap=self.soft_cap, apart=self.apart)
         options["sinks"] = self.sinks[...].astype(jnp.float32) if self.sunk else None
         if cache is None:
@@ -279,9 +304,9 @@ class LatentAttention(nnx.Module):
         k_rope = jnp.broadcast_to(k_rope, (*k_nope.shape[:3], lat.rope_dim))
         return jnp.concatenate([k_nope, k_rope], axis=-1), v
 
-    def attend(self, q, stored, call: Pass, cache=None):
+    def attend(self, projected, call: Pass, cache=None):
         """Returns the outputs of the heads [B, S, H, F], and the layer's new cache."""
-        lat, expand = self.latent, LatentAttention.expand
+        (q, stored), lat, expand = projected, self.latent, LatentAttention.expand
         if cache is None:
             k, v = invariant.of_module(self.apart, self, expand, stored)
             options = dict(window=self.kind.window, scale=self.scale, prefix=call.prefix)
@@ -336,20 +361,28 @@ class Block(nnx.Module):
         if self.pre_norms:
             self.attention_norm = RMSNorm(rngs, config, config.embed)
             self.mlp_norm = RMSNorm(rngs, config, config.embed)
-        self.attention = (LatentAttention if config.latent else Attention)(rngs, config, kind)
+        if kind.recurrent:
+            self.recurrence = GatedDeltaNet(rngs, config)
+        else:
+            self.attention = (LatentAttention if config.latent else Attention)(rngs, config, kind)
         self.mlp = Experts(rngs, config) if kind.experts else MLP(rngs, config)
         self.kind, self.post_norms, self.apart = kind, config.post_norms, config.batch_invariant
         if self.post_norms:
             self.attention_post_norm = RMSNorm(rngs, config, config.embed)
             self.mlp_post_norm = RMSNorm(rngs, config, config.embed)
 
+    @property
+    def mixer(self) -> nnx.Module:
+        """The part that lets tokens see others."""
+        return self.recurrence if self.kind.recurrent else self.attention
+
     def __call__(self, x, call: Pass, cache=None, routes=None):
-        """x [B, S, D] -> x, this layer's keys and values, statistics of its experts. `routes` [B,
+        """x [B, S, D] -> x, this layer's keys and values or its state, statistics of its experts. `routes` [B,
         S, k]: the experts that the tokens go to, -1 = as the router says."""
         rows = functools.partial(invariant.of_module, self.apart, self)
         angles = call.stretch if self.kind.rope is None else call.angles[self.kind.rope]
         projected = rows(Block._before_attention, x, *angles)
-        output, cache = self.attention.attend(*projected, call, cache)
+        output, cache = self.mixer.attend(projected, call, cache)
         x = call.split(rows(Block._after_attention, x, output))
         if not self.kind.experts:
             return call.split(rows(Block._after_mlp, x)), cache, {}
@@ -358,10 +391,10 @@ class Block(nnx.Module):
         return call.split(rows(Block._added, x, output)), cache, stats
 
     def _before_attention(self, x, *angles):
-        return self.attention.project(self.attention_norm(x) if self.pre_norms else x, *angles)
+        return self.mixer.project(self.attention_norm(x) if self.pre_norms else x, *angles)
 
     def _after_attention(self, x, output):
-        output = self.attention.o(output)
+        output = self.mixer.o(output)
         return self._plus(x, self.attention_post_norm(output) if self.post_norms else output)
 
     def _before_mlp(self, x):

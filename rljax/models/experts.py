@@ -76,6 +76,7 @@ class ExpertsConfig:
     limit: float = 7.0  # of clamped_swiglu
     scale_input: bool = False  # a token's weight multiplies what its expert reads (Llama 4)
     shared_mlp: int = 0  # hidden size of the shared experts together, which see every token
+    shared_gate: bool = False  # what they give is multiplied by sigmoid(w x)
 
     def __post_init__(self):
         for name in ("count", "per_token", "mlp", "groups", "groups_kept"):
@@ -298,6 +299,8 @@ class Experts(ExpertWeights):
             self.shared_gate = Linear(rngs, config, (d,), (e.shared_mlp,), in_axes)
             self.shared_up = Linear(rngs, config, (d,), (e.shared_mlp,), in_axes)
             self.shared_down = Linear(rngs, config, (e.shared_mlp,), (d,), out_axes)
+            if e.shared_gate:
+                self.shared_share = Linear(rngs, config, (d,), (1,), ("embed", "router"))
 
     def __call__(
         self, x: jax.Array, mesh: Mesh, keep: jax.Array | None = None, step=False, routes=None
@@ -323,7 +326,8 @@ class Experts(ExpertWeights):
         return y, stats
 
     def _shared(self, x):
-        return self.shared_down(_gate(self.shared_gate(x), self.shared_up(x), self.config))
+        y = self.shared_down(_gate(self.shared_gate(x), self.shared_up(x), self.config))
+        return jax.nn.sigmoid(self.shared_share(x)) * y if self.config.shared_gate else y
 
 
 def _choose(x: jax.Array, routes: jax.Array | None, router: dict, config: ExpertsConfig):

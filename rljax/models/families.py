@@ -76,6 +76,13 @@ _GLM_MOE |= {"n_routed_experts": 128, "num_experts_per_tok": 8, "first_k_dense_r
 _GLM_MOE |= {"n_shared_experts": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
 _GLM_MOE |= {"n_group": 1, "topk_group": 1}
 _GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+_QWEN_NEXT = {"num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16}
+_QWEN_NEXT |= {"linear_num_value_heads": 32, "linear_key_head_dim": 128}
+_QWEN_NEXT |= {"linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}
+_QWEN_NEXT_MOE = {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512}
+_QWEN_NEXT_MOE |= {"norm_topk_prob": True, "shared_expert_intermediate_size": 512}
+_QWEN_3_5 = {**_QWEN_NEXT, "num_key_value_heads": 4}
+_GATED = dict(qk_norm=True, norm_offset=1.0, attention_gate=True)
 _OLMO = dict(qk_norm=True, qk_norm_kind="whole", pre_norms=False, post_norms=True)
 _GEMMA = dict(norm_offset=1.0, post_norms=True)
 _GEMMA_DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}
@@ -175,6 +182,45 @@ FAMILIES: dict[str, Family] = {
         read=own.biases,
         write=own.attention_bias_out,
         images=True,
+    ),
+    "qwen3_next": Family(
+        "Qwen3Next",
+        defaults={**_QWEN_NEXT, **_QWEN_NEXT_MOE, "intermediate_size": 5632},
+        fixed=_GATED,
+        ropes=functools.partial(hf_ropes.ropes, fraction=0.25),
+        names="qwen3_next",
+        read=own.qwen3_next,
+        write=own.qwen3_next_out,
+    ),
+    "qwen3_5_text": Family(
+        "Qwen3_5",
+        defaults=_QWEN_3_5,
+        fixed=_GATED,
+        ropes=functools.partial(hf_ropes.ropes, sections=True, fraction=0.25),
+        names="qwen3_5",
+        read=own.recurrent,
+        write=own.recurrent_out,
+    ),
+    "qwen3_5": Family(
+        "Qwen3_5",
+        defaults=_QWEN_3_5,
+        fixed=_GATED,
+        ropes=functools.partial(
+            hf_ropes.mrope, interleaved=True, sections=(11, 11, 10), fraction=0.25
+        ),
+        names="qwen3_5",
+        read=own.recurrent,
+        write=own.recurrent_out,
+        images=True,
+    ),
+    "qwen3_5_moe_text": Family(
+        "Qwen3_5Moe",
+        defaults={**_QWEN_NEXT, **_QWEN_NEXT_MOE, "num_experts": 256, "num_experts_per_tok": 8},
+        fixed=_GATED,
+        ropes=functools.partial(hf_ropes.ropes, sections=True, fraction=0.25),
+        names="qwen3_5",
+        read=own.qwen3_5_moe,
+        write=own.qwen3_5_moe_out,
     ),
     "olmo2": Family(
         "Olmo2",
@@ -331,10 +377,14 @@ def _kinds(windows: list[int], fields: dict) -> tuple[LayerKind, ...]:
     experts = fields.pop("expert_layers", [has_experts] * fields["layers"])
     rotated = fields.pop("rope_layers", [True] * fields["layers"])
     chunks = fields.pop("chunks", [0] * fields["layers"])
+    recurrent = fields.pop("recurrent_layers", [False] * fields["layers"])
+    rotated = [a and not b for a, b in zip(rotated, recurrent, strict=True)]
     local = len(fields["ropes"]) - 1  # Gemma 3: layers with a window have a rope of their own
     return tuple(
-        LayerKind(window=w, chunk=c, rope=(local if w else 0) if rotates else None, experts=e)
-        for w, c, e, rotates in zip(windows, chunks, experts, rotated, strict=True)
+        LayerKind(w, c, (local if w else 0) if rotates else None, e, is_recurrent)
+        for w, c, e, rotates, is_recurrent in zip(
+            windows, chunks, experts, rotated, recurrent, strict=True
+        )
     )
 
 
@@ -352,7 +402,8 @@ def to_hf_config(
     family = FAMILIES[config.family]
     kind = "ForTokenClassification" if config.head_bias else "ForSequenceClassification"
     kind = "ForCausalLM" if head == "lm" else kind
-    stem = {"Gemma3": "Gemma3Text"}.get(family.architecture, family.architecture)
+    stem = family.architecture
+    stem += "Text" if stem in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else ""
     activation = next(k for k, v in ACTIVATIONS.items() if v == config.activation)
     out = {
         "architectures": [(family.architecture if head == "lm" else stem) + kind],
@@ -368,7 +419,7 @@ def to_hf_config(
         "pad_token_id": pad_id,
         **family.write(config),
     }
-    if family.fixed.get("norm_offset"):
+    if family.names == "gemma":
         out["hidden_activation"] = out.pop("hidden_act")  # as the Gemmas say it
     if config.vision:
         outer = ("architectures", "torch_dtype", "tie_word_embeddings")

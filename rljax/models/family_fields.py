@@ -8,7 +8,7 @@ family uses which. Readers raise InputError for a value that the decoder does no
 from collections.abc import Mapping
 
 from rljax.errors import InputError
-from rljax.models.config import LatentConfig, ModelConfig, yarn_mscale
+from rljax.models.config import DeltaConfig, LatentConfig, ModelConfig, yarn_mscale
 from rljax.models.experts import ExpertsConfig
 from rljax.models.hf_keys import NUMBER, Keys, rotated
 
@@ -30,6 +30,14 @@ QWEN_MOE = {
     "num_experts_per_tok": "per_token",
     "moe_intermediate_size": "mlp",
     "norm_topk_prob": "normalise",
+}
+QWEN_NEXT_MOE = {**QWEN_MOE, "shared_expert_intermediate_size": "shared_mlp"}
+DELTA = {
+    "linear_num_key_heads": "key_heads",
+    "linear_num_value_heads": "value_heads",
+    "linear_key_head_dim": "key_dim",
+    "linear_value_head_dim": "value_dim",
+    "linear_conv_kernel_dim": "taps",
 }
 GPT_OSS_ROPE = dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False)
 GPT_OSS_ROPE["original_max_position_embeddings"] = 4096
@@ -85,6 +93,68 @@ def qwen3_moe_out(config: ModelConfig) -> dict:
         "use_sliding_window": bool(config.kinds[0].window),
         **window_out(config),
     }
+
+
+def recurrent(keys: Keys, fields: dict, *, joined: bool = False) -> dict:
+    """Reads which layers of Qwen3.5 are gated delta nets, and their sizes. Raises InputError for
+    layers of another type, and for another activation than silu, which the nets have."""
+    layers, types = fields["layers"], keys.get("layer_types", list, None)
+    period = keys.positive("full_attention_interval", int, 4)
+    if types is None:
+        types = ["full" if (i + 1) % period == 0 else "linear" for i in range(layers)]
+        types = [f"{name}_attention" for name in types]
+    known = ("linear_attention", "full_attention")
+    if len(types) != layers or any(name not in known for name in types):
+        rule = f"{layers} names of {' and '.join(known)}"
+        fix = "name one type for each layer, or leave layer_types out"
+        raise InputError("config.json: layer_types", value=types[:8], rule=rule, fix=fix)
+    if fields["activation"] != "silu":
+        fix = "take a model whose hidden_act is silu"
+        value = fields["activation"]
+        raise InputError("config.json: hidden_act", value=value, rule="silu", fix=fix)
+    return {
+        **biases(keys, fields),
+        "delta": DeltaConfig(**keys.fields(DELTA, DeltaConfig), joined=joined),
+        "recurrent_layers": [name == "linear_attention" for name in types],
+    }
+
+
+def recurrent_out(config: ModelConfig) -> dict:
+    """Writes the keys that `recurrent` reads, and the fraction of a head that is rotated."""
+    types = ["linear" if kind.recurrent else "full" for kind in config.kinds]
+    return {
+        **{key: getattr(config.delta, field) for key, field in DELTA.items()},
+        "layer_types": [f"{name}_attention" for name in types],
+        "attention_bias": config.qkv_bias,
+        "partial_rotary_factor": config.ropes[0].fraction,
+    }
+
+
+def qwen3_next(keys: Keys, fields: dict) -> dict:
+    """Reads the gated delta nets and the experts of Qwen3-Next, of which one sees every token."""
+    return {**recurrent(keys, fields, joined=True), **_gated_experts(keys, fields)}
+
+
+def qwen3_5_moe(keys: Keys, fields: dict) -> dict:
+    """Reads the gated delta nets and the experts of Qwen3.5, which all layers have."""
+    given = {**recurrent(keys, fields), **_gated_experts(keys, fields)}
+    return {**given, "expert_layers": [True] * fields["layers"]}
+
+
+def _gated_experts(keys: Keys, fields: dict) -> dict:
+    given = qwen3_moe(keys, fields)
+    how = dict(gated=fields["activation"], shared_gate=True)
+    return {**given, "experts": experts(keys, QWEN_NEXT_MOE, **how)}
+
+
+def qwen3_next_out(config: ModelConfig) -> dict:
+    """Writes the keys that `qwen3_next` reads."""
+    return {**qwen3_moe_out(config), **qwen3_5_moe_out(config)}
+
+
+def qwen3_5_moe_out(config: ModelConfig) -> dict:
+    """Writes the keys that `qwen3_5_moe` reads."""
+    return {**experts_out(config, QWEN_NEXT_MOE), **recurrent_out(config)}
 
 
 def gpt_oss(keys: Keys, fields: dict) -> dict:

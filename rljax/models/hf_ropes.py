@@ -169,11 +169,17 @@ def gemma3_ropes(
 
 
 def mrope(
-    keys: Keys, theta: float, max_tokens: int, *, interleaved: bool, sections: tuple[int, ...]
+    keys: Keys,
+    theta: float,
+    max_tokens: int,
+    *,
+    interleaved: bool,
+    sections: tuple[int, ...],
+    fraction: float | None = None,
 ) -> tuple[Rope, ...]:
     """Returns the rope of a model with images, whose family decides how the sections lie. Raises
     InputError if the keys interleave sections that the family does not."""
-    (rope,) = ropes(keys, theta, max_tokens, sections=True)
+    (rope,) = ropes(keys, theta, max_tokens, sections=True, fraction=fraction)
     if rope.interleaved_sections and not interleaved:
         rule = "not of this family"
         fix = "set mrope_interleaved to false, or correct model_type"

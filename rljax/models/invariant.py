@@ -38,6 +38,9 @@ def check(config, mesh) -> None:
         raise InputError(setting, value=f"head_dtype={config.head_dtype!r}", rule="''", fix=fix)
     if any(kind.chunk for kind in config.kinds):
         raise InputError(setting, value=config.family, rule="not for chunked attention", fix=fix)
+    if config.recurrent:
+        rule = "not for recurrent layers, whose sums depend on how tokens fall into chunks"
+        raise InputError(setting, value=config.family, rule=rule, fix=fix)
     if config.vision is not None:
         raise InputError(setting, value=config.family, rule="it is for text alone", fix=fix)
 

@@ -45,7 +45,7 @@ from rljax.models.alignment import describing, preceding, prefix_of
 from rljax.models.cache import Cache
 from rljax.models.cache_tree import Nodes
 from rljax.models.config import ModelConfig
-from rljax.models.decoder import Decoder, Pass, chunked, position_inputs
+from rljax.models.decoder import Decoder, Pass, chunked, position_inputs, recurrence_inputs
 from rljax.models.layers import RMSNorm, add_last, on_one_cpu, project_transposed
 from rljax.models.multimodal import insert_features, vision_tokens
 from rljax.models.scan import routes_of, routes_shape, scan_layers
@@ -149,6 +149,7 @@ class Model:
         inputs = position_inputs(self.config, positions, max(columns, batch.tokens.shape[1]))
         segments, prefix = batch.segment_ids, prefix_of(batch)
         inputs["chunks"] = chunked(self.config, positions, segments, prefix)
+        inputs |= recurrence_inputs(self.config, segments, segments > 0, continued=False)
         call = Pass(mesh=self.mesh, segments=segments, prefix=prefix, **inputs)
         if batch.pixels is None:
             return x, call
@@ -334,7 +335,7 @@ class Model:
 
     def prefill(self, params: dict, prompts: Batch, columns: int, kv_dtype: str = "", rings=True):
         """Returns the caches of every layer after right-padded prompts, with room for `columns`
-        tokens. Raises InputError for a `kv_dtype` that keys and values cannot be held in, and if
+        tokens. Recurrent layers have not read the last token, which decoding reads again. Raises InputError for a `kv_dtype` that keys and values cannot be held in, and if
         the prompts are longer than that."""
         return self.prefill_routed(params, prompts, columns, kv_dtype, rings)[0]
 
@@ -344,14 +345,16 @@ class Model:
         """Returns the caches of `prefill`, and the experts that each token went to
         (scan.routes_of)."""
         decoder = self._bind(params)
-        _, layer_outputs = scan_layers(
-            decoder, *self._start(decoder, prompts, columns), keep="cache"
-        )
         lengths = jnp.sum(prompts.segment_ids > 0, axis=1)
+        x, call = self._start(decoder, prompts, columns)
+        if call.taken is not None:  # keys and values are written twice, but a state moves on
+            before_last = jnp.arange(x.shape[1])[None, :] < lengths[:, None] - 1
+            call = dataclasses.replace(call, taken=before_last)
+        _, layer_outputs = scan_layers(decoder, x, call, keep="cache")
         cache.check_dtype(self.config, kv_dtype)
         settings = (lengths, self.computed, self.mesh, columns, kv_dtype)
         caches = [
-            cache.from_prompt(parts, *settings, kind.window, rings)
+            cache.from_prompt(parts, *settings, kind, rings)
             for (parts, _), kind in zip(layer_outputs, self.config.kinds, strict=True)
         ]
         routes = routes_of(self.config, [stats for _, stats in layer_outputs])
@@ -461,6 +464,7 @@ class Model:
             valid = (offsets[None, :] < counts[:, None]).astype(jnp.int32)
         is_step = is_step or tokens.shape[1] == 1
         inputs = position_inputs(self.config, positions, cache.room(caches))
+        inputs |= recurrence_inputs(self.config, valid, valid > 0, continued=True)
         settings = dict(segments=valid, columns=columns, counts=counts, is_step=is_step)
         call = Pass(mesh=self.mesh, **settings, **inputs)
         return self._through(decoder, layers, tokens, call, caches)

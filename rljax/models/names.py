@@ -52,8 +52,28 @@ _EXPERTS = {
     "mlp.up[x]": "mlp.experts.{x}.up_proj.weight",
     "mlp.down[x]": "mlp.experts.{x}.down_proj.weight",
 }
-_QKV = Fused("self_attn.qkv_proj", ("attention.q", "attention.k", "attention.v"))
-_GATE_UP = Fused("mlp.gate_up_proj", ("mlp.gate", "mlp.up"))
+
+
+def _fused(name: str, *members: str) -> dict[str, Fused]:
+    """Returns the entries of maps that share the rows of one."""
+    return dict.fromkeys(members, Fused(name, members))
+
+
+_QKV = _fused("self_attn.qkv_proj", "attention.q", "attention.k", "attention.v")
+_GATE_UP = _fused("mlp.gate_up_proj", "mlp.gate", "mlp.up")
+_DELTA = {
+    "recurrence.log_decay": "linear_attn.A_log",
+    "recurrence.step_bias": "linear_attn.dt_bias",
+    "recurrence.norm": "linear_attn.norm",
+    "recurrence.o": "linear_attn.out_proj",
+    **_fused("linear_attn.conv1d", "recurrence.q_conv", "recurrence.k_conv", "recurrence.v_conv"),
+}
+_SHARED_EXPERT = {
+    "mlp.shared_gate": "mlp.shared_expert.gate_proj",
+    "mlp.shared_up": "mlp.shared_expert.up_proj",
+    "mlp.shared_down": "mlp.shared_expert.down_proj",
+    "mlp.shared_share": "mlp.shared_expert_gate",
+}
 NAMES: dict[str, Mapping[str, str | Disk | Fused]] = {
     "plain": PLAIN,
     "gemma": {
@@ -67,15 +87,33 @@ NAMES: dict[str, Mapping[str, str | Disk | Fused]] = {
         "attention_post_norm": "post_attention_layernorm",
         "mlp_post_norm": "post_feedforward_layernorm",
     },
-    "phi3": {**PLAIN, **{member: f for f in (_QKV, _GATE_UP) for member in f.members}},
-    "glm": {**PLAIN, **dict.fromkeys(_GATE_UP.members, _GATE_UP)},
+    "phi3": {**PLAIN, **_QKV, **_GATE_UP},
+    "glm": {**PLAIN, **_GATE_UP},
     "glm4": {
         **PLAIN,
-        **dict.fromkeys(_GATE_UP.members, _GATE_UP),
+        **_GATE_UP,
         "attention_post_norm": "post_self_attn_layernorm",
         "mlp_post_norm": "post_mlp_layernorm",
     },
     "experts": {**PLAIN, **_EXPERTS},
+    "qwen3_next": {
+        **PLAIN,
+        **_EXPERTS,
+        **_SHARED_EXPERT,
+        **_DELTA,
+        "recurrence.qkvz": "linear_attn.in_proj_qkvz",
+        "recurrence.ba": "linear_attn.in_proj_ba",
+    },
+    "qwen3_5": {
+        **PLAIN,
+        **_EXPERTS,
+        **_SHARED_EXPERT,
+        **_DELTA,
+        **_fused("linear_attn.in_proj_qkv", "recurrence.q", "recurrence.k", "recurrence.v"),
+        "recurrence.z": "linear_attn.in_proj_z",
+        "recurrence.b": "linear_attn.in_proj_b",
+        "recurrence.a": "linear_attn.in_proj_a",
+    },
     "mixtral": {
         **PLAIN,
         "mlp.router": "block_sparse_moe.gate.weight",
@@ -125,7 +163,8 @@ _TOP = {"embedding": "embed_tokens.weight", "norm.scale": "norm.weight"}
 
 def text_prefix(config: ModelConfig) -> str:
     """Returns the beginning of the names of the decoder's tensors."""
-    return "model.language_model." if config.family == "qwen3_vl" else "model."
+    nested = config.family in ("qwen3_vl", "qwen3_5")
+    return "model.language_model." if nested else "model."
 
 
 def renamed(name: str, tensors: Collection[str]) -> str:
@@ -274,7 +313,7 @@ def _inside(path: tuple[str, ...], axes: tuple[str, ...]) -> int:
     heads."""
     if path[-1] in ("bias", "scale", "positions") or len(axes) < 2:
         return 0
-    return 2 if axes[0] == "heads" else 1
+    return 2 if axes[0] in ("heads", "value_heads") else 1
 
 
 def vision_pieces(vision, path, shape, axes) -> dict[str, list[Piece]]:
@@ -282,7 +321,7 @@ def vision_pieces(vision, path, shape, axes) -> dict[str, list[Piece]]:
     module, leaf = (path[1:], "weight") if path[-1] == "positions" else (path[1:-1], path[-1])
     name = VISION_NAMES[vision.family][".".join(module)]
     name += ".bias" if leaf == "bias" else ".weight"
-    name = ("model.visual." if vision.family == "qwen3_vl" else "visual.") + name
+    name = ("visual." if vision.family == "qwen2_5_vl" else "model.visual.") + name
     kernel = ()
     if path[1:] == ("patch_embed", "weight"):
         kernel = (vision.channels, vision.temporal_patch_size, *[vision.patch_size] * 2)
@@ -322,6 +361,8 @@ def disk_pieces(model) -> dict[str, list[Piece]]:
                 tensors.setdefault(stem + module.name, []).append(piece)
             elif isinstance(module, Fused):
                 options = dict(inside=_inside(path, axes[1:]), rows=_rows(path, module, shapes))
+                if axes[1] == "taps":
+                    options["kernel"] = (1, shape[1])
                 tensors.setdefault(stem + module.name, []).append(
                     Piece(path, index, shape[1:], **options)
                 )

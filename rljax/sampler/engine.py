@@ -130,8 +130,10 @@ class Engine:
 
     def can_go_back(self, read: int) -> bool:
         """Returns whether a slot that has read `read` tokens still has what fewer of them need: no
-        sliding window has gone round."""
-        return all(not kind.window or read <= kind.window for kind in self.model.config.kinds)
+        sliding window has gone round, and no layer is recurrent."""
+        config = self.model.config
+        rings = all(not kind.window or read <= kind.window for kind in config.kinds)
+        return rings and not config.recurrent
 
     # -- verbs
 

@@ -29,7 +29,8 @@ class PrefixCache:
         self.capacity, self.version = tokens, None
         self._kept: collections.OrderedDict[bytes, Kept] = collections.OrderedDict()
         windows = [kind.window for kind in config.kinds if kind.window]
-        self._window = min(windows, default=0)
+        # The fewest tokens of a prefix that can only be continued where it ends; 0 = none.
+        self._whole_from = 1 if config.recurrent else min(windows, default=0)
         self.hits = self.misses = self.reused_tokens = 0
 
     def set_version(self, version: int) -> None:
@@ -62,9 +63,10 @@ class PrefixCache:
             size = min(len(entry.tokens), len(tokens))
             differ = np.nonzero(entry.tokens[:size] != tokens[:size])[0]
             shared = int(differ[0]) if len(differ) else size
-            # A sliding window's ring that has wrapped lacks tokens that a shorter prefix needs.
-            # (The token behind kept.tokens may have been read, too.)
-            usable = shared == len(entry.tokens) or not 0 < self._window <= len(entry.tokens)
+            # A sliding window's ring that has wrapped lacks tokens that a shorter prefix needs, and
+            # a recurrent state is that of all tokens. (The token behind kept.tokens may have been
+            # read, too, but into no state.)
+            usable = shared == len(entry.tokens) or not 0 < self._whole_from <= len(entry.tokens)
             if shared > most_shared and usable:
                 best_key, most_shared = key, shared
         self.note(most_shared)

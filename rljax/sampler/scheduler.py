@@ -186,8 +186,8 @@ class _Owned:
 class PageTables:
     """The pages of each sample, and the table of pages of each slot, of one engine.
 
-    `keeps_pages`: no layer has a sliding window, whose ring stays with its slot, so a sample that
-    leaves its slot keeps its pages, and what it has read is found again. `pages` is None for an
+    `keeps_pages`: no layer has a sliding window or a recurrent state, which stay with their slot, so
+    a sample that leaves its slot keeps its pages, and what it has read is found again. `pages` is None for an
     engine without pages: then every method does nothing, and slots are given in their order.
     """
 
@@ -195,7 +195,8 @@ class PageTables:
         self.engine, self.version = engine, None
         pool = engine.pool
         self.pages = Pages(pool) if pool else None
-        self.keeps_pages = pool is not None and not any(k.window for k in engine.model.config.kinds)
+        kinds = engine.model.config.kinds
+        self.keeps_pages = pool is not None and not any(k.window or k.recurrent for k in kinds)
         self._owned: dict[Sample, _Owned] = {}
         self._changed = False
         # Sums over dispatches, for the means that `metrics` gives.

@@ -199,7 +199,10 @@ def step(models, weight, slots: Slots, mode=None, routed=False) -> tuple[Slots, 
     one model, or of two whose logits are mixed by `weight`. `mode`: see `sample`. `routed`: the
     Tokens have the routes of the first model."""
     inputs = slots.token[:, None]
-    logits, caches, routes = _next_logits(models, weight, slots, inputs, None)
+    # Keys and values of a slot that is not live are overwritten; a state would move on.
+    recurrent = any(model.config.recurrent for model, _ in models)
+    counts = slots.live.astype(jnp.int32) if recurrent else None
+    logits, caches, routes = _next_logits(models, weight, slots, inputs, counts)
     drawn = sample(logits, slots.key, slots.length + 1, slots.rules, mode, _apart(models))
     slots, tokens = _emit(dataclasses.replace(slots, caches=caches), drawn, slots.live)
     return slots, dataclasses.replace(tokens, routes=routes[:, 0]) if routed else tokens

@@ -42,6 +42,13 @@ def check(config: ModelConfig, draft_tokens: int) -> None:
             rule=f"from 0 (off) to {MOST_TOKENS}",
             fix="--config.sampler.draft_tokens=0, or a number of this range",
         )
+    if draft_tokens and config.recurrent:
+        raise InputError(
+            "sampler draft_tokens",
+            value=draft_tokens,
+            rule="0 with recurrent layers, whose states cannot go back behind a wrong draft",
+            fix="--config.sampler.draft_tokens=0",
+        )
     windows = [kind.window for kind in config.kinds if kind.window]
     if draft_tokens and draft_tokens >= min(windows, default=draft_tokens + 1):
         raise InputError(

@@ -290,8 +290,9 @@ def _steps(
         )
     part, packing = microbatch_rows(config, rows, tokens, shards), None
     if config.batch.packing:
-        if in_a_ring(model.mesh, model.config.heads, model.config.context_attention):
-            shared = {}  # no kernel reads shared prefixes there
+        ring = in_a_ring(model.mesh, model.config.heads, model.config.context_attention)
+        if ring or model.config.recurrent:
+            shared = {}  # no kernel reads shared prefixes there, and no state begins with one
         packing = packing_for(
             rows, tokens, part, model.mesh, rows_per_example=rows_per_example, **shared
         )

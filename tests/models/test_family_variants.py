@@ -61,7 +61,15 @@ DEEPSEEK = dict(
 )
 MOE = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24)
 EXPERTS = dict(num_local_experts=4, num_experts_per_tok=2)
-SLIDE, FULL = "sliding_attention", "full_attention"
+SLIDE, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
+DELTA = dict(
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=8,
+    linear_value_head_dim=12,
+    layer_types=[LINEAR, FULL, LINEAR],
+)
+SHARED = dict(MOE, shared_expert_intermediate_size=20)
 # Half of the 8 elements of a head are rotated: two pairs.
 LONG = dict(
     rope_type="longrope",
@@ -362,6 +370,35 @@ NEWER = {
             attention_bias=True,
             tie_word_embeddings=True,
             rope_parameters=LLAMA3,
+        ),
+        False,
+    ),
+    "qwen3_5": ("qwen3_5_text", dict(DELTA, partial_rotary_factor=0.5), True),
+    "qwen3_5-tied": (
+        "qwen3_5_text",
+        dict(
+            DELTA,
+            layer_types=None,
+            num_hidden_layers=5,
+            linear_num_key_heads=3,
+            linear_num_value_heads=3,
+            linear_conv_kernel_dim=3,
+            attention_bias=True,
+            tie_word_embeddings=True,
+        ),
+        False,
+    ),
+    "qwen3_5_moe": ("qwen3_5_moe_text", dict(DELTA, **SHARED), False),
+    "qwen3_next": ("qwen3_next", dict(DELTA, **SHARED, mlp_only_layers=[1]), False),
+    "qwen3_next-other": (
+        "qwen3_next",
+        dict(
+            DELTA,
+            **SHARED,
+            linear_num_value_heads=2,
+            norm_topk_prob=False,
+            partial_rotary_factor=1.0,
+            attention_bias=True,
         ),
         False,
     ),

@@ -284,6 +284,8 @@ def _ignorable(name: str, model: Model) -> bool:
         return model.head == "lm"
     if name == "score.weight":
         return model.head == "lm" and config.tie_embeddings
+    if name.startswith("mtp."):  # Qwen's layers that predict further tokens
+        return config.recurrent
     layer = re.match(r"(?:model\.)?layers\.(\d{1,9})\.", name)
     # The layers that predict further tokens come after the others.
     has_them = config.family in ("deepseek_v3", "glm4_moe")

@@ -18,7 +18,7 @@ _MOST_LAYERS, _LARGEST_SIZE = 1_000, 2**24
 class VisionConfig:
     """One vision tower. Sizes in elements; layer numbers start at 0."""
 
-    family: str  # "qwen2_5_vl" | "qwen3_vl": decides norms, MLP and weight names
+    family: str  # "qwen2_5_vl" | "qwen3_vl" | "qwen3_5": decides norms, MLP and weight names
     layers: int
     embed: int
     mlp: int
@@ -143,8 +143,10 @@ _KEYS = {
         "patch_size": ("patch_size", 16),
         "deepstack_layers": ("deepstack_visual_indexes", (8, 16, 24)),
     },
+    "qwen3_5": _SHARED | {"patch_size": ("patch_size", 16)},
 }
 _ACTIVATION = {"qwen2_5_vl": "silu", "qwen3_vl": "gelu_pytorch_tanh"}
+_ACTIVATION["qwen3_5"] = _ACTIVATION["qwen3_vl"]
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 _TOKENS = {
     "image_token_id": ("image_token_id", 151655),
@@ -152,6 +154,7 @@ _TOKENS = {
     "start_token_id": ("vision_start_token_id", 151652),
     "end_token_id": ("vision_end_token_id", 151653),
 }
+_TOKENS_3_5 = (248056, 248057, 248053, 248054)  # what transformers takes, in the same order
 _READ_APART = set(
     """
     model_type hidden_act in_channels in_chans spatial_patch_size rope_parameters rope_scaling
@@ -168,6 +171,15 @@ _IGNORED = set(
     temperature top_k top_p torch_dtype transformers_version typical_p use_cache
     """.split()
 )
+
+
+def _tokens(family: str) -> dict[str, tuple[str, int]]:
+    """Returns {field: (its key, the id without it)} of the tokens that stand for images."""
+    if family != "qwen3_5":
+        return _TOKENS
+    return {
+        name: (key, id) for (name, (key, _)), id in zip(_TOKENS.items(), _TOKENS_3_5, strict=True)
+    }
 
 
 def _number(section: str, config: Mapping, key: str, default):
@@ -282,14 +294,14 @@ def from_hf_vision(config: Mapping, **overrides) -> VisionConfig:
         )
     fields = {
         name: _number("vision_config", vision, *key) for name, key in _KEYS[family].items()
-    } | {name: _number("the model", config, *key) for name, key in _TOKENS.items()}
+    } | {name: _number("the model", config, *key) for name, key in _tokens(family).items()}
     channels = "in_channels" if vision.get("in_channels") is not None else "in_chans"
     fields |= {
         "family": family,
         "activation": _ACTIVATIONS[activation],
         "channels": _number("vision_config", vision, channels, 3),
         "rope_theta": _rope_theta(vision),
-        "position_grid": _position_grid(vision) if family == "qwen3_vl" else 0,
+        "position_grid": _position_grid(vision) if family != "qwen2_5_vl" else 0,
     }
     return VisionConfig(**{**fields, **overrides})
 
@@ -311,5 +323,5 @@ def to_hf_vision(config: VisionConfig) -> dict:
         vision["tokens_per_second"] = int(config.tokens_per_second)  # transformers takes no 4.0
     if config.position_grid:
         vision["num_position_embeddings"] = config.position_grid**2
-    tokens = {key: getattr(config, name) for name, (key, _) in _TOKENS.items()}
+    tokens = {key: getattr(config, name) for name, (key, _) in _tokens(config.family).items()}
     return {"model_type": config.family, "vision_config": vision, **tokens}

@@ -35,4 +35,7 @@ VISION_NAMES = {
         "deepstack.down": "deepstack_merger_list.{}.linear_fc2",
     },
 }
+VISION_NAMES["qwen3_5"] = {  # the same tower, without the mergers behind some of its layers
+    ours: theirs for ours, theirs in VISION_NAMES["qwen3_vl"].items() if "deepstack" not in ours
+}
 STACKED = ("blocks", "deepstack")

@@ -157,7 +157,7 @@ class VisionTower(nnx.Module):
         self.config = config
         c, d = config.patch_values, config.embed
         # A convolution whose stride is its kernel is a linear map of each flattened patch.
-        biased = config.family == "qwen3_vl"
+        biased = config.family != "qwen2_5_vl"
         self.patch_embed = Linear(rngs, config, (c,), (d,), ("patch", "embed"), bias=biased)
         if config.position_grid:
             grid = (config.position_grid**2, d)
