@@ -159,14 +159,12 @@ def chunked(config: ModelConfig, positions, segments, prefix: PackedPrefix | Non
     return named(segments), prefix and prefix._replace(ids=named(prefix.ids))
 
 
-def recurrence_inputs(
-    config: ModelConfig, segments: jax.Array, taken: jax.Array, *, continued: bool
-) -> dict:
-    """Returns what recurrent layers read of segments [B, S] and of `taken` [B, S] bool, as fields
-    of Pass; {} without such layers."""
+def recurrence_inputs(config: ModelConfig, segments: jax.Array, continued: jax.Array) -> dict:
+    """Returns what recurrent layers read of segments [B, S], as fields of Pass; {} without such
+    layers. continued [B] bool: rows that go on behind what was read of them."""
     if not config.recurrent:
         return {}
-    return dict(runs=runs_of(segments, continued=continued), taken=taken)
+    return dict(runs=runs_of(segments, continued), taken=segments > 0)
 
 
 class Attention(nnx.Module):

@@ -51,15 +51,15 @@ def empty_state(delta: DeltaConfig, rows: int, dtype) -> State:
     return State(jnp.zeros(memory, jnp.float32), recent)
 
 
-def runs_of(segments: jax.Array, *, continued: bool) -> jax.Array:
+def runs_of(segments: jax.Array, continued: jax.Array) -> jax.Array:
     """Returns the run of each token [B, S] int32, where segments [B, S] name sequences and 0 is
-    padding, which belongs to the run before it. `continued`: the first segment goes on behind the
-    state that the call begins with."""
+    padding, which belongs to the run before it. continued [B] bool: the first segment goes on
+    behind the state that the call begins with."""
     real, column = segments > 0, jnp.arange(segments.shape[1])[None, :]
     newest_real = jax.lax.cummax(jnp.where(real, column, -1), axis=1)
     before = jnp.pad(newest_real[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
     segment_before = jnp.take_along_axis(segments, jnp.maximum(before, 0), axis=1)
-    is_same = jnp.where(before >= 0, segments == segment_before, continued)
+    is_same = jnp.where(before >= 0, segments == segment_before, continued[:, None])
     return jnp.cumsum((real & ~is_same).astype(jnp.int32), axis=1)
 
 
@@ -78,10 +78,11 @@ def convolved(x: jax.Array, taps: jax.Array, recent: jax.Array, runs: jax.Array)
     return total
 
 
-def latest(x: jax.Array, recent: jax.Array, counts: jax.Array) -> jax.Array:
+def latest(x: jax.Array, recent: jax.Array, runs: jax.Array, counts: jax.Array) -> jax.Array:
     """Returns the newest inputs of a convolution, [B, taps - 1, H, E], behind the first counts [B]
-    tokens of x [B, S, H, E]; those of a call with none are `recent`."""
-    inputs = jnp.concatenate([recent.astype(x.dtype), x], axis=1)
+    tokens of x [B, S, H, E], all of one run; those of a call with none are `recent`."""
+    goes_on = (runs[:, -1] == 0)[:, None, None, None]
+    inputs = jnp.concatenate([jnp.where(goes_on, recent, 0).astype(x.dtype), x], axis=1)
     index = counts[:, None] + jnp.arange(recent.shape[1])[None, :]
     return jnp.take_along_axis(inputs, index[:, :, None, None], axis=1)
 
@@ -241,7 +242,9 @@ class GatedDeltaNet(nnx.Module):
         taken, runs = call.taken, call.runs
         counts = jnp.sum(taken, axis=1)
         taps = [conv.weight[...] for conv in (self.q_conv, self.k_conv, self.v_conv)]
-        recent = tuple(latest(x, old, counts) for x, old in zip(qkv, state.recent, strict=True))
+        recent = tuple(
+            latest(x, old, runs, counts) for x, old in zip(qkv, state.recent, strict=True)
+        )
         q, k, v = (
             jax.nn.silu(convolved(x, tap, old, runs).astype(x.dtype))
             for x, tap, old in zip(qkv, taps, state.recent, strict=True)

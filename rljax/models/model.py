@@ -149,7 +149,8 @@ class Model:
         inputs = position_inputs(self.config, positions, max(columns, batch.tokens.shape[1]))
         segments, prefix = batch.segment_ids, prefix_of(batch)
         inputs["chunks"] = chunked(self.config, positions, segments, prefix)
-        inputs |= recurrence_inputs(self.config, segments, segments > 0, continued=False)
+        from_start = jnp.zeros(segments.shape[:1], bool)
+        inputs |= recurrence_inputs(self.config, segments, from_start)
         call = Pass(mesh=self.mesh, segments=segments, prefix=prefix, **inputs)
         if batch.pixels is None:
             return x, call
@@ -464,7 +465,7 @@ class Model:
             valid = (offsets[None, :] < counts[:, None]).astype(jnp.int32)
         is_step = is_step or tokens.shape[1] == 1
         inputs = position_inputs(self.config, positions, cache.room(caches))
-        inputs |= recurrence_inputs(self.config, valid, valid > 0, continued=True)
+        inputs |= recurrence_inputs(self.config, valid, columns > 0)  # a slot may hold an old state
         settings = dict(segments=valid, columns=columns, counts=counts, is_step=is_step)
         call = Pass(mesh=self.mesh, **settings, **inputs)
         return self._through(decoder, layers, tokens, call, caches)

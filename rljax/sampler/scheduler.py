@@ -854,11 +854,12 @@ class Scheduler:
         prefix, read_count = self._cache_of(sample)
         sizes = sorted({child.size for child in children})
         groups = [children]
-        if not self.engine.can_go_back(max(read_count, sizes[-1] - 1)):
+        goes_back = self.engine.can_go_back(max(read_count, sizes[-1] - 1))
+        if not goes_back:
             groups = [[child for child in children if child.size == size] for size in sizes]
         for group in groups:
             ids = max(group, key=lambda child: child.size).ids
-            cached = read_count if len(groups) == 1 or read_count == len(ids) - 1 else 0
+            cached = read_count if goes_back or read_count <= len(ids) - 1 else 0
             reread = min(len(ids), sample.size) - 1 - cached  # what is behind the sample is new
             self.reread_tokens += max(0, reread)
             cached_prefix = prefix if cached else None

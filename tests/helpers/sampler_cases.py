@@ -10,7 +10,7 @@ import numpy as np
 from rljax.batch import batch_from_rows
 from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
-from rljax.models.config import LayerKind
+from rljax.models.config import DeltaConfig, LayerKind
 from rljax.models.model import Model
 from rljax.sampler import Sampling
 
@@ -42,6 +42,13 @@ def weights(model: Model, seed: int = 3):
 def ring(window: int) -> Model:
     """The same of one layer with a sliding window."""
     return shallow(kinds=(LayerKind(window=window),))
+
+
+def recurrent(**changes) -> Model:
+    """Two layers, the first a gated delta net, as in Qwen3.5."""
+    nets = dict(kinds=(LayerKind(rope=None, recurrent=True), LayerKind()))
+    nets |= dict(delta=DeltaConfig(2, 4, 8, 6), attention_gate=True, family="qwen3_5_text")
+    return tiny(**nets | changes)
 
 
 def drawn(model: Model, spread: float = 0.3):

@@ -59,7 +59,7 @@ def play(sampler, params, rng, *, samples=10, turns=3, asked=ASKED, on_step=None
     return done
 
 
-def assert_fresh(sampler, params, turns) -> None:
+def assert_fresh(sampler, params, turns, atol: float = 2e-5) -> None:
     """Each turn again, as a request whose prompt is all that came before it."""
     again = []
     for turn in turns:
@@ -73,4 +73,4 @@ def assert_fresh(sampler, params, turns) -> None:
         assert fresh.finish_reason == turn.reason, turn
         for name in ("logprobs", "log_kept", "entropy"):
             ours, theirs = getattr(turn.sample, name)[where], getattr(fresh, name)
-            np.testing.assert_allclose(ours, theirs, atol=2e-5, err_msg=f"{turn} {name}")
+            np.testing.assert_allclose(ours, theirs, atol=atol, err_msg=f"{turn} {name}")

@@ -120,10 +120,11 @@ def test_reading_in_parts_is_reading_at_once():
 
 def test_runs_of_padding_and_of_what_goes_on():
     segments = jnp.array([[0, 0, 1, 1, 0, 2, 2, 0], [3, 3, 3, 3, 3, 1, 1, 1]])
-    fresh = runs_of(segments, continued=False)
+    fresh = runs_of(segments, jnp.array([False, False]))
     np.testing.assert_array_equal(fresh, [[0, 0, 1, 1, 1, 2, 2, 2], [1] * 5 + [2] * 3])
-    gone_on = runs_of(jnp.array([[1, 1, 0, 0], [0, 0, 0, 0]]), continued=True)
-    np.testing.assert_array_equal(gone_on, np.zeros((2, 4)))
+    more = jnp.array([[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]])
+    goes_on = runs_of(more, jnp.array([True, True, False, False]))
+    np.testing.assert_array_equal(goes_on, [[0] * 4, [0] * 4, [1] * 4, [0] * 4])
 
 
 def test_the_convolution_sees_its_own_run_alone():
@@ -144,5 +145,8 @@ def test_the_convolution_sees_its_own_run_alone():
 
 def test_the_newest_inputs_of_each_row():
     x, before = jnp.arange(10.0).reshape(2, 5, 1, 1), -jnp.arange(1.0, 7.0).reshape(2, 3, 1, 1)
-    got = latest(x, before, jnp.array([0, 4]))[..., 0, 0]
+    runs = jnp.zeros((2, 5), jnp.int32)
+    got = latest(x, before, runs, jnp.array([0, 4]))[..., 0, 0]
     np.testing.assert_array_equal(got, [[-1, -2, -3], [6, 7, 8]])
+    got = latest(x, before, runs + 1, jnp.array([1, 2]))[..., 0, 0]
+    np.testing.assert_array_equal(got, [[0, 0, 0], [0, 5, 6]])  # of a sequence that begins

@@ -169,7 +169,8 @@ def test_longrope_is_fixed_for_a_sampler(written):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["olmo2", "phi3-short", "glm4", "glm4_moe", "smollm3", "granite", "llama4"]
+    "name",
+    ["olmo2", "phi3-short", "glm4", "glm4_moe", "smollm3", "granite", "llama4", "qwen3_5", "qwen3_next"],
 )
 @pytest.mark.parametrize("sizes", [dict(fsdp=2, tensor=2), dict(fsdp=2, context=2, tensor=1)])
 def test_meshes(written, name, sizes, tmp_path):
@@ -185,15 +186,16 @@ def test_meshes(written, name, sizes, tmp_path):
     np.testing.assert_allclose(value, want_value, rtol=1e-5)
     want = flattened(want)
     top = max(np.abs(x).max() for x in want.values())
+    limit = 2e-4 if name == "qwen3_next" else 2e-5  # chunks of 16 tokens alone move it by 9e-5
     for path, x in flattened(gradient).items():
-        np.testing.assert_allclose(x, want[path], atol=2e-5 * top, err_msg=str(path))
+        np.testing.assert_allclose(x, want[path], atol=limit * top, err_msg=str(path))
     for to, made, weights in (("one", plain, params), ("many", model, placed)):
         save_params(tmp_path / to, made, weights)
     saved = [(tmp_path / to / "model.safetensors").read_bytes() for to in ("one", "many")]
     assert saved[0] == saved[1]
 
 
-@pytest.mark.parametrize("name", lanes(["phi3-long"], ["glm4", "olmo2", "smollm3", "glm4_moe"]))
+@pytest.mark.parametrize("name", lanes(["phi3-long"], ["glm4", "olmo2", "smollm3", "glm4_moe", "qwen3_5", "qwen3_next"]))
 def test_adapters_are_those_of_peft(written, name, tmp_path):
     """PEFT computes with what we saved; and with its own adapters, whose A the parts of a fused map
     share, we compute what it does."""

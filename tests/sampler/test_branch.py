@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import lanes
-from sampler_cases import shallow, tiny, weights
+from sampler_cases import recurrent, shallow, tiny, weights
 from test_sampler_families import family
 
 from rljax.batch import FinishReason
@@ -116,10 +116,11 @@ def test_a_branch_is_its_prefix_submitted_anew_and_reads_nothing(kept, window, t
         assert len({tuple(child.tokens[3:]) for child in some[4:6]}) == 2
 
 
-@pytest.mark.slow
-def test_a_window_that_went_round_is_read_again():
+@pytest.mark.parametrize("places", [(11, 5), (5,)])
+@pytest.mark.parametrize("kind", [pytest.param("ring", marks=pytest.mark.slow), "recurrent"])
+def test_a_window_that_went_round_and_a_state_are_read_again(kind, places):
     """Only where the ring has lost what a place needs; each place then by itself."""
-    model, places = shallow(kinds=(LayerKind(window=4),)), (11, 5)
+    model = recurrent() if kind == "recurrent" else shallow(kinds=(LayerKind(window=4),))
     params, engine = weights(model), Engine(model, 12, ROOM, steps=3)
     sampler = Sampler(engine, chunk_tokens=8)
     [source] = sources(sampler, params, PROMPTS[:1], hold=True)

@@ -20,6 +20,7 @@ from sampler_cases import (
     forward,
     log_softmax,
     prompts,
+    recurrent,
     ring,
     shallow,
     tiny,
@@ -41,10 +42,11 @@ MODELS = {
     "ring": functools.partial(ring, 4),
     "window": functools.partial(tiny, window=4),
     "whole": tiny,
+    "recurrent": recurrent,
 }
 
 
-@pytest.fixture(scope="module", params=lanes(["ring"], ["window", "whole"]))
+@pytest.fixture(scope="module", params=lanes(["ring"], ["window", "whole", "recurrent"]))
 def engine(request):
     return Engine(MODELS[request.param](), 5, ROOM, steps=4)
 

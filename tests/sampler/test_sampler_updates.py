@@ -17,6 +17,7 @@ from sampler_cases import (
     forward,
     kept_by_sorting,
     prompts,
+    recurrent,
     ring,
     tiny,
     uniforms,
@@ -30,10 +31,10 @@ TOKENS, LENGTHS = prompts(seed=4)
 ASKED = Sampling(max_response_tokens=NEW, stop_ids=(EOS,))
 
 
-MODELS = {"ring": ring(4), "window": tiny(window=4)}
+MODELS = {"ring": ring(4), "window": tiny(window=4), "recurrent": recurrent()}
 
 
-@pytest.fixture(scope="module", params=lanes(["ring"], ["window"]))
+@pytest.fixture(scope="module", params=lanes(["ring"], ["window", "recurrent"]))
 def engine(request):
     return Engine(MODELS[request.param], 5, ROOM, steps=3)
 
