@@ -1,7 +1,7 @@
 """Models that need no download: `model="decoder(layers=2, embed=128, ...)"`, random weights."""
 
 from rljax.contracts import PlainText, contract
-from rljax.models.config import ModelConfig, Rope
+from rljax.models.config import DeltaConfig, LayerKind, ModelConfig, Rope
 from rljax.models.experts import ExpertsConfig
 from rljax.models.families import from_hf_config
 
@@ -22,19 +22,30 @@ def decoder(
     tie_embeddings: bool = False,
     experts: int = 0,
     experts_per_token: int = 2,
+    full_attention_interval: int = 0,
 ) -> ModelConfig:
     """Returns a Qwen3-shaped decoder of any size; the vocabulary is the tokenizer's. With `experts`
-    every layer is a mixture of so many of hidden size `mlp`, as in Qwen3-MoE."""
+    every layer is a mixture of so many of hidden size `mlp`, as in Qwen3-MoE. With
+    `full_attention_interval` only every such layer has attention, and the others are gated delta
+    nets, as in Qwen3.5, where it is 4. Raises InputError if no layer has attention then."""
     sizes = dict(vocab_size=vocab_size, embed=embed, mlp=mlp, layers=layers, heads=heads)
     sizes |= dict(kv_heads=kv_heads, head_dim=head_dim, max_tokens=max_tokens)
     sizes |= dict(init_std=init_std, tie_embeddings=tie_embeddings)
-    return ModelConfig(
-        family="qwen3_moe" if experts else "qwen3",
-        experts=ExpertsConfig(experts, experts_per_token, mlp) if experts else None,
-        ropes=(Rope(rope_theta),),
-        qk_norm=True,
-        **sizes,
-    )
+    if experts:
+        sizes["experts"] = ExpertsConfig(experts, experts_per_token, mlp)
+    if full_attention_interval:
+        kinds = [
+            LayerKind(experts=experts > 0)
+            if (layer + 1) % full_attention_interval == 0
+            else LayerKind(rope=None, experts=experts > 0, recurrent=True)
+            for layer in range(layers)
+        ]
+        sizes |= dict(kinds=tuple(kinds), delta=DeltaConfig(heads, heads, head_dim, head_dim))
+        sizes |= dict(norm_offset=1.0, attention_gate=True)
+        family = "qwen3_5_moe_text" if experts else "qwen3_5_text"
+    else:
+        family = "qwen3_moe" if experts else "qwen3"
+    return ModelConfig(family=family, ropes=(Rope(rope_theta),), qk_norm=True, **sizes)
 
 
 @contract(safe=True)

@@ -92,6 +92,27 @@ def _unit(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
 
 
+def inverse_of_unit_lower(x: jax.Array) -> jax.Array:
+    """Returns (I + the entries of x below the diagonal)^-1 of matrices [..., C, C], C a power of 2.
+
+    Blocks on the diagonal are inverted in pairs, from single entries up to the whole matrix. (XLA's
+    own solver calls LAPACK on CPU, where two of its calls in one program can wait for each other's
+    threads for ever.)
+    """
+    size, leading = x.shape[-1], x.shape[:-2]
+    inverse, block = jnp.ones((*leading, size, 1, 1), x.dtype), 1
+    while block < size:
+        pairs = size // (2 * block)
+        parts = x.reshape(*leading, pairs, 2, block, pairs, 2, block)[..., 1, :, :, 0, :]
+        below = jnp.moveaxis(jnp.diagonal(parts, axis1=-4, axis2=-2), -1, -3)
+        first, second = inverse[..., ::2, :, :], inverse[..., 1::2, :, :]
+        corner = -jnp.einsum("...ij,...jk,...kl->...il", second, below, first)
+        top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+        inverse = jnp.concatenate([top, jnp.concatenate([corner, second], axis=-1)], axis=-2)
+        block *= 2
+    return inverse.reshape(x.shape)
+
+
 def delta_rule(q, k, v, decay, rate, runs, memory, *, chunk: int = CHUNK):
     """Reads tokens into states.
 
@@ -141,9 +162,7 @@ def delta_rule(q, k, v, decay, rate, runs, memory, *, chunk: int = CHUNK):
     # What each token writes: v_new = b (v - S^T k), where S has what those before it wrote.
     system = jnp.einsum("nbhik,nbhjk->nbhij", rate[..., None] * k, k) * between
     sides = jnp.concatenate([v, k * from_start], axis=-1) * rate[..., None]
-    solved = jax.lax.linalg.triangular_solve(
-        system, sides, left_side=True, lower=True, unit_diagonal=True
-    )
+    solved = jnp.einsum("nbhij,nbhjv->nbhiv", inverse_of_unit_lower(system), sides)
     written, read = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
     scores = jnp.einsum("nbhik,nbhjk->nbhij", q, k) * between
 

@@ -48,7 +48,13 @@ def recurrent(**changes) -> Model:
     """Two layers, the first a gated delta net, as in Qwen3.5."""
     nets = dict(kinds=(LayerKind(rope=None, recurrent=True), LayerKind()))
     nets |= dict(delta=DeltaConfig(2, 4, 8, 6), attention_gate=True, family="qwen3_5_text")
-    return tiny(**nets | changes)
+    return tiny(**nets | dict(init_std=0.3) | changes)
+
+
+def rounding(model: Model) -> float:
+    """How far two ways of reading may differ in a log-prob. Recurrent layers sum in chunks, whose
+    sizes differ, and divide keys and queries by their length."""
+    return 2e-4 if model.config.recurrent else 2e-5
 
 
 def drawn(model: Model, spread: float = 0.3):

@@ -170,7 +170,17 @@ def test_longrope_is_fixed_for_a_sampler(written):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["olmo2", "phi3-short", "glm4", "glm4_moe", "smollm3", "granite", "llama4", "qwen3_5", "qwen3_next"],
+    [
+        "olmo2",
+        "phi3-short",
+        "glm4",
+        "glm4_moe",
+        "smollm3",
+        "granite",
+        "llama4",
+        "qwen3_5",
+        "qwen3_next",
+    ],
 )
 @pytest.mark.parametrize("sizes", [dict(fsdp=2, tensor=2), dict(fsdp=2, context=2, tensor=1)])
 def test_meshes(written, name, sizes, tmp_path):
@@ -195,7 +205,9 @@ def test_meshes(written, name, sizes, tmp_path):
     assert saved[0] == saved[1]
 
 
-@pytest.mark.parametrize("name", lanes(["phi3-long"], ["glm4", "olmo2", "smollm3", "glm4_moe", "qwen3_5", "qwen3_next"]))
+@pytest.mark.parametrize(
+    "name", lanes(["phi3-long"], ["glm4", "olmo2", "smollm3", "glm4_moe", "qwen3_5", "qwen3_next"])
+)
 def test_adapters_are_those_of_peft(written, name, tmp_path):
     """PEFT computes with what we saved; and with its own adapters, whose A the parts of a fused map
     share, we compute what it does."""

@@ -556,6 +556,8 @@ def test_prompts_with_slots_are_read_in_one_step_and_long_ones_between_few(
 @pytest.mark.slow
 def test_rows_are_placed_one_after_the_other_as_all_at_once(engine):
     """Of pairs of which some are dropped; a prefix has fewer columns than a slot."""
+    if engine.model.config.recurrent:
+        pytest.skip("a state has no columns, and no order in which one device writes it")
     blank = engine.model.empty_caches(5, ROOM)[0]
     old = jax.tree.map(lambda x: jnp.ones_like(x), blank)
     rows = jax.tree.map(lambda x: 2 + jnp.arange(x.size).reshape(x.shape).astype(x.dtype), blank)
