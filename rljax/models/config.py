@@ -223,6 +223,7 @@ class ModelConfig:
     # floor((p + 1) / temperature_floor)) at position p (arXiv 2501.19399). 0 = they are not.
     temperature_floor: int = 0
     temperature_slope: float = 0.1
+    temperature_on_all: bool = False  # queries of all layers are, with p in the place of p + 1
     attention_soft_cap: float = 0.0  # c tanh(x / c) of the scores; 0 = none
     final_soft_cap: float = 0.0  # the same of the logits
     sinks: bool = False  # one more logit per head in the attention softmax
@@ -246,6 +247,9 @@ class ModelConfig:
     labels: int = 1  # outputs of the scalar head
     head_bias: bool = False  # of the scalar head
     squash: str = "none"  # of what the scalar head gives: "tanh" where tanh(s) was fitted
+    # The model_type of the model with images or sound whose decoder this is. Its folder holds
+    # towers, too, which are not read. "" = the folder is that of the decoder alone.
+    part_of: str = ""
     init_std: float = 0.02
     dtype: str = "float32"
     weight_dtype: str = "float32"

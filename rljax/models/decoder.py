@@ -45,7 +45,7 @@ class Pass:
     mesh: Mesh
     angles: tuple[tuple[jax.Array, jax.Array], ...]  # cos, sin [B, S, E/2] of every rope
     segments: jax.Array  # [B, S]; 0 = padding
-    stretch: tuple[jax.Array, ...] = ()  # [B, S]: of the queries of layers that are not rotated
+    stretch: tuple[jax.Array, ...] = ()  # [B, S]: the temperature of queries, where there is one
     # Decoding: the index in its slot of this call's first token, [B], and the number of real ones.
     columns: jax.Array | None = None
     counts: jax.Array | None = None  # None = all
@@ -127,7 +127,8 @@ def position_inputs(config: ModelConfig, positions: jax.Array, width: int) -> di
     tiles = functools.partial(in_tiles, config.batch_invariant)
     inputs = {"angles": tuple(tiles(angles(rope), (), positions) for rope in config.ropes)}
     if floor := config.temperature_floor:
-        grown = jnp.log1p(jnp.floor((positions.astype(jnp.float32) + 1) / floor))
+        first = 0 if config.temperature_on_all else 1
+        grown = jnp.log1p(jnp.floor((positions.astype(jnp.float32) + first) / floor))
         inputs["stretch"] = (1 + config.temperature_slope * grown,)
     return inputs
 
@@ -173,6 +174,7 @@ class Attention(nnx.Module):
         self.evened = config.qk_norm and weightless and kind.rope is not None
         self.eps = config.norm_eps
         self.interleaved = config.rope_interleaved
+        self.stretches = kind.rope is None or config.temperature_on_all
         if self.normed and config.qk_norm_kind == "head":
             self.q_norm = RMSNorm(rngs, config, e, "head_dim")
             self.k_norm = RMSNorm(rngs, config, e, "head_dim")
@@ -185,14 +187,15 @@ class Attention(nnx.Module):
 
     def project(self, x, *angles):
         """Returns queries [B, S, H, E], keys and values [B, S, K, E] of x [B, S, D]. `angles`: cos
-        and sin or, where the layer rotates nothing, Pass.stretch."""
+        and sin where the layer rotates, and Pass.stretch where it reads that."""
         q, k, v = self.q(x), self.k(x), self.v(x)
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.kind.rope is not None:
-            q, k = (apply_rope(x, *angles, self.interleaved) for x in (q, k))
-        elif angles:
-            q = (q * angles[0][:, :, None, None]).astype(q.dtype)
+            cos, sin, *angles = angles
+            q, k = (apply_rope(x, cos, sin, self.interleaved) for x in (q, k))
+        for stretch in angles:
+            q = (q * stretch[:, :, None, None]).astype(q.dtype)
         if self.evened:
             q, k = (root_mean_squared(x, self.eps).astype(x.dtype) for x in (q, k))
         return q, k, v
@@ -256,7 +259,7 @@ class LatentAttention(nnx.Module):
         self.o = Linear(
             rngs, config, (h, lat.value_dim), (d,), output_axes, bias=config.output_bias
         )
-        self.latent, self.kind, self.scale = lat, kind, config.scale
+        self.latent, self.kind, self.scale, self.stretches = lat, kind, config.scale, False
         self.apart, self.context_attention = config.batch_invariant, config.context_attention
 
     def project(self, x, cos, sin):
@@ -347,7 +350,8 @@ class Block(nnx.Module):
         """x [B, S, D] -> x, this layer's keys and values, statistics of its experts. `routes` [B,
         S, k]: the experts that the tokens go to, -1 = as the router says."""
         rows = functools.partial(invariant.of_module, self.apart, self)
-        angles = call.stretch if self.kind.rope is None else call.angles[self.kind.rope]
+        angles = () if self.kind.rope is None else call.angles[self.kind.rope]
+        angles += call.stretch if self.attention.stretches else ()
         projected = rows(Block._before_attention, x, *angles)
         output, cache = self.attention.attend(*projected, call, cache)
         x = call.split(rows(Block._after_attention, x, output))

@@ -69,6 +69,8 @@ _GPT_OSS |= {"num_experts_per_tok": 4, "swiglu_alpha": 1.702, "swiglu_limit": 7.
 _LLAMA4 = {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5, "head_dim": 128, "num_key_value_heads": 8}
 _LLAMA4 |= {"attention_chunk_size": 8192, "intermediate_size_mlp": 16384}
 _LLAMA4 |= {"num_local_experts": 16, "num_experts_per_tok": 1}
+_MINISTRAL3 = {"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
+_MINISTRAL3 |= {"max_position_embeddings": 262_144, "rope_theta": 1e6}
 _GLM = {"rms_norm_eps": 1.5625e-07, "num_key_value_heads": 2, "head_dim": 128}
 _GLM |= {"attention_bias": True}
 _GLM_MOE = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "moe_intermediate_size": 1408}
@@ -87,6 +89,18 @@ FAMILIES: dict[str, Family] = {
         defaults={"num_key_value_heads": 8, "sliding_window": 4096},
         windows=hf_keys.every,
         write=own.window_out,
+    ),
+    "ministral3": Family(
+        "Ministral3",
+        defaults=_MINISTRAL3,
+        windows=hf_keys.every,
+        ropes=functools.partial(
+            hf_ropes.ropes,
+            silent=own.MINISTRAL3_ROPE,
+            notes=("llama_4_scaling_beta", "max_position_embeddings"),
+        ),
+        read=own.ministral3,
+        write=own.ministral3_out,
     ),
     "qwen2": Family(
         "Qwen2",
@@ -260,20 +274,35 @@ FAMILIES: dict[str, Family] = {
         write=own.deepseek_out,
     ),
 }
+# Models with images or sound of which the decoder alone is read: model_type -> keys that stand
+# beside text_config and belong to the rest.
+WRAPPERS = {
+    "mistral3": """image_token_index multimodal_projector_bias projector_hidden_act
+    spatial_merge_size vision_feature_layer"""
+}
 
 
 def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     """Returns the ModelConfig of a Hugging Face config.json (as a dict). Raises InputError
     for a family that is not supported, for keys that we would ignore, and for values of
     the wrong type."""
-    name = Keys(config).get("model_type", str)
+    name, part_of = Keys(config).get("model_type", str), ""
+    hf_keys.check_quantisation(Keys(config).get("quantization_config", dict, {}))
+    if name in WRAPPERS:
+        beside = ("quantization_config", *WRAPPERS[name].split())
+        part_of, config = name, hf_keys.text_config(config, beside)
+        name = Keys(config).get("model_type", str)
+        LOG.warning(
+            "config.json: of a %s model its decoder, %s, is read, trained and exported, and no "
+            "images or sounds",
+            part_of,
+            name,
+        )
     if name not in FAMILIES:
         rule = f"supported: {', '.join(FAMILIES)}"
         fix = "take a model of one of these families"
         raise InputError("config.json: model_type", value=name, rule=rule, fix=fix)
-    family = FAMILIES[name]
-    hf_keys.check_quantisation(Keys(config).get("quantization_config", dict, {}))
-    vision = None
+    family, vision = FAMILIES[name], None
     if family.images:
         whole, config = config, hf_keys.text_config(config)
         how = {k: overrides[k] for k in ("dtype", "weight_dtype") if k in overrides}
@@ -287,9 +316,14 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     keys.defaults |= {
         "num_key_value_heads": family.defaults.get("num_key_value_heads", heads),
         "head_dim": family.defaults.get("head_dim", embed // max(heads, 1)),
-        "max_position_embeddings": 2048,
+        "max_position_embeddings": family.defaults.get("max_position_embeddings", 2048),
     }
-    fields = {"family": name, **keys.fields(COMMON, ModelConfig), **family.fixed}
+    fields = {
+        "family": name,
+        "part_of": part_of,
+        **keys.fields(COMMON, ModelConfig),
+        **family.fixed,
+    }
     layers = fields["layers"]
     if not 1 <= layers <= MOST_LAYERS:  # before a list of them is made
         rule = f"1 to {MOST_LAYERS}"

@@ -8,6 +8,7 @@ family uses which. Readers raise InputError for a value that the decoder does no
 from collections.abc import Mapping
 
 from rljax.errors import InputError
+from rljax.models import hf_ropes
 from rljax.models.config import LatentConfig, ModelConfig, yarn_mscale
 from rljax.models.experts import ExpertsConfig
 from rljax.models.hf_keys import NUMBER, Keys, rotated
@@ -33,6 +34,8 @@ QWEN_MOE = {
 }
 GPT_OSS_ROPE = dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False)
 GPT_OSS_ROPE["original_max_position_embeddings"] = 4096
+MINISTRAL3_ROPE = dict(rope_type="yarn", factor=16.0, original_max_position_embeddings=16384)
+MINISTRAL3_ROPE |= dict(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1)
 GPT_OSS = {**MIXTRAL, "swiglu_alpha": "alpha", "swiglu_limit": "limit"}
 DEEPSEEK = {
     "n_routed_experts|num_local_experts": "count",
@@ -214,6 +217,34 @@ def gemma_out(config: ModelConfig) -> dict:
 def window_out(config: ModelConfig) -> dict:
     """Writes sliding_window, for the families with one window for all layers."""
     return {"sliding_window": config.kinds[0].window or None}
+
+
+def ministral3(keys: Keys, fields: dict) -> dict:
+    """Reads the temperature of Ministral 3, which is one of the rope parameters. Raises InputError
+    for one without the length at which it begins to grow."""
+    parameters = keys.get("rope_parameters", Mapping, None) or keys.get("rope_scaling", Mapping, {})
+    parameters = Keys(parameters or MINISTRAL3_ROPE)
+    slope = parameters.get("llama_4_scaling_beta", NUMBER, 0.0)
+    if not slope:
+        return {}
+    floor = parameters.positive("original_max_position_embeddings", int)
+    return dict(temperature_floor=floor, temperature_slope=slope, temperature_on_all=True)
+
+
+def ministral3_out(config: ModelConfig) -> dict:
+    """Writes the window of Ministral 3, and its rope parameters in the new spelling, without which
+    transformers takes those of the published models."""
+    (rope,) = config.ropes
+    parameters = {
+        "rope_type": rope.kind,
+        "rope_theta": rope.theta,
+        **(hf_ropes.rope_out(rope) or {}),
+    }
+    if floor := config.temperature_floor:
+        parameters["llama_4_scaling_beta"] = config.temperature_slope
+        parameters["original_max_position_embeddings"] = floor
+    new = {"rope_parameters": parameters, "rope_theta": None, "rope_scaling": None}
+    return {**window_out(config), **new}
 
 
 def windows_out(config: ModelConfig) -> dict:

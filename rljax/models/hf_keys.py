@@ -6,7 +6,7 @@ settings in rljax.models.hf_ropes.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from rljax.errors import InputError
 
@@ -326,11 +326,12 @@ def no_windows(keys: Keys, layers: int) -> list[int]:
 # -- the whole file
 
 
-def text_config(config: Mapping) -> dict:
+def text_config(config: Mapping, beside: Collection[str] = ()) -> dict:
     """Returns the decoder's keys of a model with images: those of text_config, or beside
-    vision_config. Raises InputError for keys outside text_config that nothing reads."""
+    vision_config. Raises InputError for keys outside text_config that nothing reads and that are
+    not `beside`."""
     tokens = (f"{name}_token_id" for name in "image video vision_start vision_end vision".split())
-    shared = {"vision_config", "text_config", *tokens}
+    shared = {"vision_config", "audio_config", "text_config", *tokens, *beside}
     text = config.get("text_config")
     outer = {k: v for k, v in config.items() if k not in shared}
     if not isinstance(text, Mapping):

@@ -3,7 +3,7 @@ to and from Rope."""
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from rljax.errors import InputError
@@ -117,16 +117,19 @@ def ropes(
     silent: Mapping = MappingProxyType({}),
     fraction: float | None = None,
     older: Mapping = MappingProxyType({}),
+    notes: Collection[str] = (),
 ) -> tuple[Rope, ...]:
     """Returns the model's ropes, from either spelling: `rope_parameters` (new), or `rope_theta` +
     `rope_scaling` (published). Raises InputError for a type or a key that is not known, and for a
     fraction of a head where the family rotates whole ones.
 
     `silent` is what transformers takes where neither is there; `fraction` of a head is rotated
-    where the keys do not say, None: always all of it; `older` are further names of types.
+    where the keys do not say, None: always all of it; `older` are further names of types; `notes`
+    are keys of the parameters that say nothing of the rotation.
     """
     given = keys.get("rope_parameters", Mapping, None)
     parameters = dict(given or keys.get("rope_scaling", Mapping, None) or silent)
+    parameters = {key: value for key, value in parameters.items() if key not in notes}
     kind = parameters.get("rope_type") or parameters.get("type")
     if isinstance(kind, str) and kind in older:
         parameters["rope_type"] = older[kind]

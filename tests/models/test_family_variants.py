@@ -365,6 +365,25 @@ NEWER = {
         ),
         False,
     ),
+    "ministral3": (
+        "ministral3",
+        dict(rope_parameters=dict(YARN, llama_4_scaling_beta=0.3, mscale=1.0, mscale_all_dim=1.0)),
+        False,
+    ),
+    "ministral3-plain": (
+        "ministral3",
+        dict(
+            rope_parameters=dict(
+                rope_type="default",
+                rope_theta=1e4,
+                llama_4_scaling_beta=0.5,
+                original_max_position_embeddings=4,
+            ),
+            sliding_window=7,
+            tie_word_embeddings=True,
+        ),
+        False,
+    ),
     "llama-dynamic": (
         "llama",
         dict(

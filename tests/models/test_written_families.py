@@ -4,6 +4,7 @@ either side, gradients, greedy decoding with the cache, meshes, adapters.
 Their logits, and the way back to disk, are rows of test_family_variants, too.
 """
 
+import dataclasses
 import functools
 import json
 
@@ -16,7 +17,7 @@ from packed_rows import groups_of, plain_rows
 from packed_rows import packed_rows as packed_in_rows
 from published_configs import CONFIGS
 from test_families import _norms_on_disk
-from test_family_variants import NEWER, rows, write
+from test_family_variants import NEWER, SMALL, rows, write
 from test_lora import adapted, moved
 from test_packed_rows import value_and_gradient, weights_of
 from test_sharding import loss_and_gradient, packed_rows
@@ -167,6 +168,64 @@ def test_longrope_is_fixed_for_a_sampler(written):
     assert np.abs(long - other)[np.asarray(batch.mask) > 0].max() > 0.1
 
 
+TINY_TOWER = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+# model_type of a model with images -> its decoder, of NEWER; its tower
+WRAPPED = {
+    "mistral3": (
+        "ministral3",
+        dict(TINY_TOWER, model_type="pixtral", head_dim=8, image_size=28, patch_size=14),
+    )
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_decoder_of_a_model_with_images(name, tied, tmp_path, caplog):
+    """It is read from the folder of the whole, in either spelling of its tensors; exported it is a
+    model of its own; its adapter is one of the whole."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    peft, save_file = (
+        pytest.importorskip("peft"),
+        pytest.importorskip("safetensors.torch").save_file,
+    )
+    (decoder, tower), folder = WRAPPED[name], tmp_path / "whole"
+    text = {**SMALL, **NEWER[decoder][1], "model_type": NEWER[decoder][0]}
+    text["tie_word_embeddings"] = not tied  # that of the whole goes before it
+    config = transformers.AutoConfig.for_model(
+        name, text_config=text, vision_config=tower, tie_word_embeddings=tied
+    )
+    kind = transformers.AutoModelForImageTextToText
+    torch.manual_seed(0)
+    theirs = kind.from_config(config, attn_implementation="eager").eval()
+    theirs.save_pretrained(folder)
+    batch = rows()
+
+    def computed(them):
+        ids, keep = (torch.tensor(np.asarray(x)) for x in (batch.tokens, batch.segment_ids))
+        with torch.no_grad():
+            return them(ids, attention_mask=keep).logits.numpy()
+
+    read = load_config(folder, remat="none")
+    assert f"of a {name} model its decoder, {NEWER[decoder][0]}, is read" in caplog.text
+    assert read.tie_embeddings == tied and read.part_of == name
+    model, params, plain, base = adapted(folder, targets=("self_attn.*",))
+    logits = jax.jit(plain.logits)(base, batch)
+    near(logits, computed(theirs), batch.mask)
+    inner = {n: x.detach() for n, x in theirs.state_dict().items() if not (tied and "lm_head" in n)}
+    (tmp_path / "new").mkdir()
+    save_file(inner, tmp_path / "new" / "model.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, load_params(tmp_path / "new", plain), base)
+
+    save_params(tmp_path / "ours", plain, base, bos_id=1, eos_ids=(2,), pad_id=0)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    near(logits, computed(again), batch.mask)
+    params = moved(params)
+    save_adapter(tmp_path / "adapter", model, params)
+    whole = kind.from_pretrained(folder, attn_implementation="eager")
+    whole = peft.PeftModel.from_pretrained(whole, tmp_path / "adapter")
+    near(jax.jit(model.logits)(params, batch), computed(whole), batch.mask)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["olmo2", "phi3-short", "glm4", "glm4_moe", "smollm3", "granite", "llama4"]
@@ -253,13 +312,15 @@ def test_an_adapter_that_mixes_fused_parts_is_refused(written, tmp_path):
 def test_published_settings_are_read_and_written(name):
     """Every key is known, nothing is lost on the way back, and the layers repeat a short unit, so
     that their compiled body is small."""
-    config = from_hf_config(CONFIGS[name])
-    assert from_hf_config(json.loads(json.dumps(to_hf_config(config, eos_ids=(1, 2))))) == config
+    config, text = from_hf_config(CONFIGS[name]), CONFIGS[name].get("text_config", CONFIGS[name])
+    again = from_hf_config(json.loads(json.dumps(to_hf_config(config, eos_ids=(1, 2)))))
+    assert dataclasses.replace(again, part_of=config.part_of) == config
     assert sum(len(stack.unit) for stack in config.stacks()) <= 4
-    assert config.layers == CONFIGS[name]["num_hidden_layers"]
+    assert config.layers == text["num_hidden_layers"]
 
 
 PAIRS = dict(type="longrope", short_factor=[1.0] * 4, long_factor=[1.0] * 4)
+LLAMA4_SCALE = dict(llama_4_scaling_beta=0.1)
 REFUSED = [
     ("phi3", dict(full_attn_mod=2), "full_attn_mod"),
     ("phi3", dict(rope_scaling=dict(PAIRS, short_factor=[1.0] * 3)), "short_factor"),
@@ -274,6 +335,8 @@ REFUSED = [
     ("smollm3", dict(no_rope_layers=[1]), "no_rope_layers"),
     ("smollm3", dict(no_rope_layer_interval=0), "no_rope_layer_interval"),
     ("smollm3", dict(layer_types=["sliding_attention"] * 3), "sliding_attention"),
+    ("ministral3", dict(rope_parameters=dict(LLAMA4_SCALE, rope_type="default")), "original_max"),
+    ("ministral3", dict(rope_parameters=dict(LLAMA4_SCALE, scale=2)), "scale"),
     ("granite", dict(attention_multiplier=0.0), "attention_multiplier"),
     ("granite", dict(logits_scaling=-1.0), "logits_scaling"),
     ("glm4_moe", dict(scoring_func="softmax"), "scoring_func"),
