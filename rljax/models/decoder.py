@@ -75,6 +75,9 @@ def rope_frequencies(rope: Rope, dims: int, tokens: int = 0) -> np.ndarray:
     if rope.kind == "longrope":
         base = base * np.asarray(rope.long_factor if longer else rope.short_factor, np.float32)
     frequency = np.float32(1.0) / base
+    if rope.kind == "proportional":
+        rotated = np.arange(len(frequency)) < int(rope.fraction * dims // 2)
+        frequency = np.where(rotated, frequency, 0) / np.float32(rope.factor)
     if rope.kind == "linear":
         frequency = frequency / np.float32(rope.factor)
     if rope.kind == "llama3":
@@ -119,13 +122,14 @@ def rope_angles(
 def position_inputs(config: ModelConfig, positions: jax.Array, width: int) -> dict:
     """Returns positions [B, S], or [B, S, 3] of images, in the form that layers read, as fields of
     Pass, where a batch or a cache has `width` tokens of a sequence."""
-    options = dict(head_dim=config.rope_dims, tokens=config.rope_tokens or width)
+    tokens = config.rope_tokens or width
 
-    def angles(rope):
-        return lambda _, tile: rope_angles(tile, rope, **options)
+    def angles(i, rope):
+        return lambda _, tile: rope_angles(tile, rope, config.rope_dims_of(i), tokens)
 
     tiles = functools.partial(in_tiles, config.batch_invariant)
-    inputs = {"angles": tuple(tiles(angles(rope), (), positions) for rope in config.ropes)}
+    of_ropes = (tiles(angles(i, rope), (), positions) for i, rope in enumerate(config.ropes))
+    inputs = {"angles": tuple(of_ropes)}
     if floor := config.temperature_floor:
         first = 0 if config.temperature_on_all else 1
         grown = jnp.log1p(jnp.floor((positions.astype(jnp.float32) + first) / floor))
@@ -163,7 +167,9 @@ class Attention(nnx.Module):
         heads, kv = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
         self.q = Linear(rngs, config, (d,), (h, e), heads, bias=config.qkv_bias)
         self.k = Linear(rngs, config, (d,), (k, e), kv, bias=config.qkv_bias)
-        self.v = Linear(rngs, config, (d,), (k, e), kv, bias=config.qkv_bias)
+        if not kind.values_of_keys:
+            self.v = Linear(rngs, config, (d,), (k, e), kv, bias=config.qkv_bias)
+        self.value_norm = config.value_norm
         output_axes = ("heads", "head_dim", "embed")
         self.o = Linear(rngs, config, (h, e), (d,), output_axes, bias=config.output_bias)
         self.kind, self.scale, self.soft_cap = kind, config.scale, config.attention_soft_cap
@@ -188,7 +194,10 @@ class Attention(nnx.Module):
     def project(self, x, *angles):
         """Returns queries [B, S, H, E], keys and values [B, S, K, E] of x [B, S, D]. `angles`: cos
         and sin where the layer rotates, and Pass.stretch where it reads that."""
-        q, k, v = self.q(x), self.k(x), self.v(x)
+        q, k = self.q(x), self.k(x)
+        v = k if self.kind.values_of_keys else self.v(x)
+        if self.value_norm:
+            v = root_mean_squared(v, self.eps).astype(v.dtype)
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.kind.rope is not None:
@@ -335,6 +344,7 @@ class Block(nnx.Module):
     is added, too; OLMo 2 that alone."""
 
     def __init__(self, rngs, config: ModelConfig, kind: LayerKind):
+        config = config.of(kind)
         self.pre_norms, self.residual_scale = config.pre_norms, config.residual_scale
         if self.pre_norms:
             self.attention_norm = RMSNorm(rngs, config, config.embed)
@@ -345,6 +355,9 @@ class Block(nnx.Module):
         if self.post_norms:
             self.attention_post_norm = RMSNorm(rngs, config, config.embed)
             self.mlp_post_norm = RMSNorm(rngs, config, config.embed)
+        self.scales = config.layer_scales
+        if self.scales:
+            self.output_scale = weight(rngs, config, (1,), ("norm",), init="ones")
 
     def __call__(self, x, call: Pass, cache=None, routes=None):
         """x [B, S, D] -> x, this layer's keys and values, statistics of its experts. `routes` [B,
@@ -375,7 +388,10 @@ class Block(nnx.Module):
         return self._added(x, self.mlp(self._before_mlp(x)))
 
     def _added(self, x, output):
-        return self._plus(x, self.mlp_post_norm(output) if self.post_norms else output)
+        x = self._plus(x, self.mlp_post_norm(output) if self.post_norms else output)
+        if not self.scales:
+            return x
+        return x * jax.lax.stop_gradient(self.output_scale[...][0]).astype(x.dtype)
 
     def _plus(self, x, output):
         return x + (output if self.residual_scale == 1 else self.residual_scale * output)

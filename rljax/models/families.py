@@ -82,6 +82,19 @@ _OLMO = dict(qk_norm=True, qk_norm_kind="whole", pre_norms=False, post_norms=Tru
 _GEMMA = dict(norm_offset=1.0, post_norms=True)
 _GEMMA_DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}
 
+_GEMMA4_DEFAULTS = {**_GEMMA_DEFAULTS, "sliding_window": 512, "num_key_value_heads": 4}
+_GEMMA4_DEFAULTS |= {"hidden_size_per_layer_input": 256}
+_GEMMA4 = Family(
+    "Gemma4",
+    defaults=_GEMMA4_DEFAULTS,
+    fixed=dict(post_norms=True, qk_norm=True, value_norm=True, layer_scales=True),
+    windows=hf_keys.gemma4_windows,
+    ropes=hf_ropes.gemma4_ropes,
+    names="gemma4",
+    read=own.gemma4,
+    write=own.gemma4_out,
+)
+
 FAMILIES: dict[str, Family] = {
     "llama": Family("Llama", read=own.llama, write=own.llama_out),
     "mistral": Family(
@@ -156,6 +169,12 @@ FAMILIES: dict[str, Family] = {
             **own.windows_out(c),
             **hf_ropes.gemma3_ropes_out(c.ropes),
         },
+    ),
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": dataclasses.replace(
+        _GEMMA4,
+        architecture="Gemma4Unified",
+        defaults={**_GEMMA4_DEFAULTS, "sliding_window": 1024, "hidden_size_per_layer_input": 0},
     ),
     "gpt_oss": Family(
         "GptOss",
@@ -278,7 +297,9 @@ FAMILIES: dict[str, Family] = {
 # beside text_config and belong to the rest.
 WRAPPERS = {
     "mistral3": """image_token_index multimodal_projector_bias projector_hidden_act
-    spatial_merge_size vision_feature_layer"""
+    spatial_merge_size vision_feature_layer""",
+    "gemma4": "eoa_token_index initializer_range vision_soft_tokens_per_image",
+    "gemma4_unified": "eoa_token_index initializer_range vision_soft_tokens_per_image",
 }
 
 
@@ -365,10 +386,11 @@ def _kinds(windows: list[int], fields: dict) -> tuple[LayerKind, ...]:
     experts = fields.pop("expert_layers", [has_experts] * fields["layers"])
     rotated = fields.pop("rope_layers", [True] * fields["layers"])
     chunks = fields.pop("chunks", [0] * fields["layers"])
+    sizes = fields.pop("layer_sizes", [{}] * fields["layers"])
     local = len(fields["ropes"]) - 1  # Gemma 3: layers with a window have a rope of their own
     return tuple(
-        LayerKind(window=w, chunk=c, rope=(local if w else 0) if rotates else None, experts=e)
-        for w, c, e, rotates in zip(windows, chunks, experts, rotated, strict=True)
+        LayerKind(window=w, chunk=c, rope=(local if w else 0) if rotates else None, experts=e, **s)
+        for w, c, e, rotates, s in zip(windows, chunks, experts, rotated, sizes, strict=True)
     )
 
 
@@ -402,7 +424,9 @@ def to_hf_config(
         "pad_token_id": pad_id,
         **family.write(config),
     }
-    if family.fixed.get("norm_offset"):
+    if "rope_parameters" in out:  # beside them transformers would read the old keys
+        del out["rope_theta"], out["rope_scaling"]
+    if family.names.startswith("gemma"):
         out["hidden_activation"] = out.pop("hidden_act")  # as the Gemmas say it
     if config.vision:
         outer = ("architectures", "torch_dtype", "tie_word_embeddings")

@@ -8,7 +8,7 @@ family uses which. Readers raise InputError for a value that the decoder does no
 from collections.abc import Mapping
 
 from rljax.errors import InputError
-from rljax.models import hf_ropes
+from rljax.models import hf_keys, hf_ropes
 from rljax.models.config import LatentConfig, ModelConfig, yarn_mscale
 from rljax.models.experts import ExpertsConfig
 from rljax.models.hf_keys import NUMBER, Keys, rotated
@@ -214,6 +214,77 @@ def gemma_out(config: ModelConfig) -> dict:
     }
 
 
+def gemma4(keys: Keys, fields: dict) -> dict:
+    """Reads the sizes of the layers that see everything, the soft cap and the scale of embeddings
+    of Gemma 4. Raises InputError for what the decoder does not implement."""
+    layers = fields["layers"]
+    for key, rule in (
+        ("hidden_size_per_layer_input", "0: embeddings of each layer are not implemented"),
+        ("num_kv_shared_layers", "0: layers that read the keys and values of others are not"),
+        ("enable_moe_block", "false: experts beside a dense mlp are not implemented"),
+    ):
+        silent = False if key.startswith("enable") else 0
+        if given := keys.get(key, type(silent), silent):
+            fix = "take a dense model without them, such as the 31B"
+            raise InputError(f"config.json: {key}", value=given, rule=rule, fix=fix)
+    keys.known |= {"vocab_size_per_layer_input", "use_double_wide_mlp"}  # of what is refused above
+    keys.known |= {"num_experts", "top_k_experts", "moe_intermediate_size"}
+    seen = keys.get("use_bidirectional_attention", str, "vision")
+    if seen != "vision":
+        rule = "null or vision: a token of text sees those before it"
+        fix = "take a causal model"
+        raise InputError("config.json: use_bidirectional_attention", value=seen, rule=rule, fix=fix)
+    of_keys = keys.get("attention_k_eq_v", bool, False)
+    wide = keys.positive("global_head_dim", int, 512)
+    few = keys.get("num_global_key_value_heads", int, 0) if of_keys else 0
+    keys.known.add("num_global_key_value_heads")
+    windows = hf_keys.gemma4_windows(keys, layers)
+    sizes = [
+        {} if w else dict(head_dim=wide, kv_heads=few, values_of_keys=of_keys) for w in windows
+    ]
+    return {
+        **biases(keys, fields),
+        "attention_scale": 1.0,
+        "final_soft_cap": keys.get("final_logit_softcapping", NUMBER, 0.0),
+        "embed_scale": fields["embed"] ** 0.5,
+        "layer_sizes": _sizes_by_layer(keys, sizes),
+    }
+
+
+def _sizes_by_layer(keys: Keys, sizes: list[dict]) -> list[dict]:
+    """Returns the fields of LayerKind of every layer, from `per_layer_config` where it is there, as
+    transformers writes it. Raises InputError for other keys in it."""
+    given = keys.get("per_layer_config", Mapping, None)
+    if given is None:
+        return sizes
+    out = []
+    for i, layer in enumerate(sizes):
+        own = Keys(given.get(str(i)) or {})
+        head_dim = own.get("head_dim", int, 0)
+        kv_heads = own.get("num_key_value_heads", int, 0)
+        unread = sorted(set(own.config) - own.known)
+        hf_keys.refuse_unread(f"config.json: per_layer_config: {i} sets", own.config, unread)
+        out.append({**layer, "head_dim": head_dim, "kv_heads": kv_heads})
+    return out
+
+
+def gemma4_out(config: ModelConfig) -> dict:
+    """Writes the keys that `gemma4` reads, and the windows and ropes."""
+    whole = next(kind for kind in config.kinds if not kind.window)
+    windows = windows_out(config)
+    return {
+        **attention_bias_out(config),
+        **windows,
+        **hf_ropes.nested_ropes_out(config.ropes),
+        "sliding_window": windows["sliding_window"] or 512,
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": config.final_soft_cap or None,
+        "global_head_dim": whole.head_dim or config.head_dim,
+        "num_global_key_value_heads": whole.kv_heads or None,
+        "attention_k_eq_v": whole.values_of_keys,
+    }
+
+
 def window_out(config: ModelConfig) -> dict:
     """Writes sliding_window, for the families with one window for all layers."""
     return {"sliding_window": config.kinds[0].window or None}
@@ -243,8 +314,7 @@ def ministral3_out(config: ModelConfig) -> dict:
     if floor := config.temperature_floor:
         parameters["llama_4_scaling_beta"] = config.temperature_slope
         parameters["original_max_position_embeddings"] = floor
-    new = {"rope_parameters": parameters, "rope_theta": None, "rope_scaling": None}
-    return {**window_out(config), **new}
+    return {**window_out(config), "rope_parameters": parameters}
 
 
 def windows_out(config: ModelConfig) -> dict:

@@ -318,6 +318,12 @@ def gemma3_windows(keys: Keys, layers: int) -> list[int]:
     return windows(keys, layers, lambda i: (i + 1) % period != 0)
 
 
+def gemma4_windows(keys: Keys, layers: int) -> list[int]:
+    """Returns the windows of Gemma 4: on all layers but every sixth and, whatever the keys say, the
+    last one."""
+    return [*windows(keys, layers, lambda i: (i + 1) % 6 != 0)[:-1], 0]
+
+
 def no_windows(keys: Keys, layers: int) -> list[int]:
     """Returns 0 for every layer: it sees all tokens."""
     return [0] * layers

@@ -349,9 +349,9 @@ class Model:
         )
         lengths = jnp.sum(prompts.segment_ids > 0, axis=1)
         cache.check_dtype(self.config, kv_dtype)
-        settings = (lengths, self.computed, self.mesh, columns, kv_dtype)
+        sizes, settings = self.computed, (self.mesh, columns, kv_dtype)
         caches = [
-            cache.from_prompt(parts, *settings, kind.window, rings)
+            cache.from_prompt(parts, lengths, sizes.of(kind), *settings, kind.window, rings)
             for (parts, _), kind in zip(layer_outputs, self.config.kinds, strict=True)
         ]
         routes = routes_of(self.config, [stats for _, stats in layer_outputs])

@@ -54,14 +54,16 @@ _EXPERTS = {
 }
 _QKV = Fused("self_attn.qkv_proj", ("attention.q", "attention.k", "attention.v"))
 _GATE_UP = Fused("mlp.gate_up_proj", ("mlp.gate", "mlp.up"))
+_GEMMA = {
+    **PLAIN,
+    "attention_post_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+}
 NAMES: dict[str, Mapping[str, str | Disk | Fused]] = {
     "plain": PLAIN,
-    "gemma": {
-        **PLAIN,
-        "attention_post_norm": "post_attention_layernorm",
-        "mlp_norm": "pre_feedforward_layernorm",
-        "mlp_post_norm": "post_feedforward_layernorm",
-    },
+    "gemma": _GEMMA,
+    "gemma4": {**_GEMMA, "output_scale": "layer_scalar"},
     "olmo": {
         **PLAIN,
         "attention_post_norm": "post_attention_layernorm",

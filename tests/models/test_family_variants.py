@@ -232,6 +232,7 @@ ROWS = {
 LLAMA4 = dict(
     intermediate_size=24, intermediate_size_mlp=40, num_local_experts=4, num_experts_per_tok=1
 )
+GEMMA4 = dict(hidden_size_per_layer_input=0, sliding_window=5, global_head_dim=16)
 # Families that have no golden folder: test_written_families asks more of them.
 NEWER = {
     "olmo2": ("olmo2", dict(rope_parameters=LLAMA3), False),
@@ -381,6 +382,32 @@ NEWER = {
             ),
             sliding_window=7,
             tie_word_embeddings=True,
+        ),
+        False,
+    ),
+    "gemma4": (
+        "gemma4_text",
+        dict(
+            GEMMA4,
+            attention_k_eq_v=True,
+            num_global_key_value_heads=1,
+            final_logit_softcapping=3.0,
+            num_hidden_layers=7,
+            tie_word_embeddings=True,
+        ),
+        False,
+    ),
+    "gemma4-sizes": (
+        "gemma4_unified_text",
+        dict(
+            GEMMA4,
+            layer_types=[FULL, SLIDE, FULL],
+            attention_bias=True,
+            use_bidirectional_attention="vision",
+            rope_parameters={
+                FULL: dict(rope_type="proportional", rope_theta=1e4, partial_rotary_factor=0.5),
+                SLIDE: dict(rope_type="default", rope_theta=2e4),
+            },
         ),
         False,
     ),

@@ -169,12 +169,20 @@ def test_longrope_is_fixed_for_a_sampler(written):
 
 
 TINY_TOWER = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
-# model_type of a model with images -> its decoder, of NEWER; its tower
+# model_type of a model with images -> its decoder, of NEWER; its other parts
 WRAPPED = {
     "mistral3": (
         "ministral3",
-        dict(TINY_TOWER, model_type="pixtral", head_dim=8, image_size=28, patch_size=14),
-    )
+        dict(
+            vision_config=dict(
+                TINY_TOWER, model_type="pixtral", head_dim=8, image_size=28, patch_size=14
+            )
+        ),
+    ),
+    "gemma4": (
+        "gemma4",
+        dict(vision_config=dict(TINY_TOWER, num_key_value_heads=2, head_dim=8), audio_config=None),
+    ),
 }
 
 
@@ -188,11 +196,11 @@ def test_the_decoder_of_a_model_with_images(name, tied, tmp_path, caplog):
         pytest.importorskip("peft"),
         pytest.importorskip("safetensors.torch").save_file,
     )
-    (decoder, tower), folder = WRAPPED[name], tmp_path / "whole"
+    (decoder, parts), folder = WRAPPED[name], tmp_path / "whole"
     text = {**SMALL, **NEWER[decoder][1], "model_type": NEWER[decoder][0]}
     text["tie_word_embeddings"] = not tied  # that of the whole goes before it
     config = transformers.AutoConfig.for_model(
-        name, text_config=text, vision_config=tower, tie_word_embeddings=tied
+        name, text_config=text, tie_word_embeddings=tied, **parts
     )
     kind = transformers.AutoModelForImageTextToText
     torch.manual_seed(0)
@@ -228,7 +236,7 @@ def test_the_decoder_of_a_model_with_images(name, tied, tmp_path, caplog):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["olmo2", "phi3-short", "glm4", "glm4_moe", "smollm3", "granite", "llama4"]
+    "name", ["olmo2", "phi3-short", "glm4", "glm4_moe", "smollm3", "granite", "llama4", "gemma4"]
 )
 @pytest.mark.parametrize("sizes", [dict(fsdp=2, tensor=2), dict(fsdp=2, context=2, tensor=1)])
 def test_meshes(written, name, sizes, tmp_path):
@@ -252,7 +260,9 @@ def test_meshes(written, name, sizes, tmp_path):
     assert saved[0] == saved[1]
 
 
-@pytest.mark.parametrize("name", lanes(["phi3-long"], ["glm4", "olmo2", "smollm3", "glm4_moe"]))
+@pytest.mark.parametrize(
+    "name", lanes(["phi3-long"], ["glm4", "olmo2", "smollm3", "glm4_moe", "gemma4"])
+)
 def test_adapters_are_those_of_peft(written, name, tmp_path):
     """PEFT computes with what we saved; and with its own adapters, whose A the parts of a fused map
     share, we compute what it does."""
@@ -315,7 +325,7 @@ def test_published_settings_are_read_and_written(name):
     config, text = from_hf_config(CONFIGS[name]), CONFIGS[name].get("text_config", CONFIGS[name])
     again = from_hf_config(json.loads(json.dumps(to_hf_config(config, eos_ids=(1, 2)))))
     assert dataclasses.replace(again, part_of=config.part_of) == config
-    assert sum(len(stack.unit) for stack in config.stacks()) <= 4
+    assert sum(len(stack.unit) for stack in config.stacks()) <= 6
     assert config.layers == text["num_hidden_layers"]
 
 
@@ -337,6 +347,12 @@ REFUSED = [
     ("smollm3", dict(layer_types=["sliding_attention"] * 3), "sliding_attention"),
     ("ministral3", dict(rope_parameters=dict(LLAMA4_SCALE, rope_type="default")), "original_max"),
     ("ministral3", dict(rope_parameters=dict(LLAMA4_SCALE, scale=2)), "scale"),
+    ("gemma4_text", dict(hidden_size_per_layer_input=256), "hidden_size_per_layer_input"),
+    ("gemma4_text", dict(num_kv_shared_layers=2), "num_kv_shared_layers"),
+    ("gemma4_text", dict(enable_moe_block=True), "enable_moe_block"),
+    ("gemma4_text", dict(use_bidirectional_attention="all"), "use_bidirectional_attention"),
+    ("gemma4_text", dict(per_layer_config={"1": dict(sliding_window=2)}), "sliding_window"),
+    ("gemma4_text", dict(rope_parameters=dict(rope_theta=1e4)), "rope_parameters"),
     ("granite", dict(attention_multiplier=0.0), "attention_multiplier"),
     ("granite", dict(logits_scaling=-1.0), "logits_scaling"),
     ("glm4_moe", dict(scoring_func="softmax"), "scoring_func"),
@@ -364,7 +380,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(family, changes, field, tmp_
         head_dim=8,
     )
     moe = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24)
-    base = {"model_type": family, **sizes, **(moe if family == "glm4_moe" else {})}
+    needed = {"glm4_moe": moe, "gemma4_text": dict(hidden_size_per_layer_input=0)}
+    base = {"model_type": family, **sizes, **needed.get(family, {})}
     from_hf_config(base)
     with pytest.raises(InputError, match=field):
         from_hf_config({**base, **changes})

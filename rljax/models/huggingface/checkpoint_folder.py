@@ -43,7 +43,10 @@ _INNER = "_(?:orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)"
 _WRAPPERS = re.compile(rf"\A(?:(?:module|pretrained_model|{_INNER})\.)++|(?<=\.)(?:{_INNER}\.)++")
 # As models with images and sound are published whose decoder alone is read, and the rest of them.
 _OLD_DECODER = re.compile(r"\Alanguage_model\.(?=model\.|lm_head\.)")
-_TOWERS = re.compile(r"(?:model\.)?(?:vision_tower|audio_tower|multi_modal_projector)\.")
+_TOWERS = re.compile(
+    r"(?:model\.)?"
+    r"(?:vision_tower|audio_tower|multi_modal_projector|vision_embedder|embed_vision|embed_audio)\."
+)
 # Scales of a cache of keys and values in 8 bits, and of activations: here both are not quantised.
 _UNUSED_SCALES = tuple(f".{name}_scale" for name in "input activation output q k v kv prob".split())
 _VALUE_HEAD = "v_head."
