@@ -71,6 +71,8 @@ _LLAMA4 |= {"attention_chunk_size": 8192, "intermediate_size_mlp": 16384}
 _LLAMA4 |= {"num_local_experts": 16, "num_experts_per_tok": 1}
 _MINISTRAL3 = {"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
 _MINISTRAL3 |= {"max_position_embeddings": 262_144, "rope_theta": 1e6}
+_MINIMAX = {"head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 196_608}
+_MINIMAX |= {"rope_theta": 5e6, "num_local_experts": 256, "num_experts_per_tok": 8}
 _GLM = {"rms_norm_eps": 1.5625e-07, "num_key_value_heads": 2, "head_dim": 128}
 _GLM |= {"attention_bias": True}
 _GLM_MOE = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "moe_intermediate_size": 1408}
@@ -146,6 +148,15 @@ FAMILIES: dict[str, Family] = {
         names="mixtral",
         read=own.mixtral,
         write=lambda c: {**own.window_out(c), **own.experts_out(c, own.MIXTRAL)},
+    ),
+    "minimax_m2": Family(
+        "MiniMaxM2",
+        defaults=_MINIMAX,
+        fixed=dict(qk_norm=True, qk_norm_kind="whole"),
+        ropes=hf_ropes.minimax_ropes,
+        names="minimax",
+        read=own.minimax_m2,
+        write=own.minimax_m2_out,
     ),
     "gemma2": Family(
         "Gemma2",

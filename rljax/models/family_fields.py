@@ -423,6 +423,44 @@ def llama4_out(config: ModelConfig) -> dict:
     }
 
 
+def minimax_m2(keys: Keys, fields: dict) -> dict:
+    """Reads the experts of MiniMax M2. Raises InputError for settings of its older models."""
+    beta = "layernorm_{}_attention_beta".format
+    rules = {"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True}
+    rules |= {"qk_norm_type": "per_layer", "shared_intermediate_size": 0, "layernorm_mlp_beta": 1.0}
+    rules |= {beta("full"): 1.0, beta("linear"): 1.0}
+    for key, value in rules.items():
+        given = keys.get(key, NUMBER if type(value) is float else type(value), value)
+        if given != value:
+            rule = f"supported: {value}, as of MiniMax M2"
+            fix = "take a model whose config.json says so"
+            raise InputError(f"config.json: {key}", value=given, rule=rule, fix=fix)
+    types = keys.get("attn_type_list", list, [])
+    if any(kind != 1 for kind in types):
+        rule = "1 for every layer: linear attention is not implemented"
+        fix = "take a model without linear attention"
+        raise InputError("config.json: attn_type_list", value=types[:8], rule=rule, fix=fix)
+    # Of layers that predict further tokens, which are not read, and of a dense mlp that none has.
+    keys.known |= {"use_mtp", "num_mtp_modules", "mtp_transformer_layers"}
+    keys.known |= {"mlp_intermediate_size", "shared_moe_mode"}
+    how = dict(mlp=fields["mlp"], gated=fields["activation"], scores="sigmoid")
+    return {"experts": experts(keys, MIXTRAL, correction_bias=True, **how)}
+
+
+def minimax_m2_out(config: ModelConfig) -> dict:
+    """Writes the experts of MiniMax M2, and how much of a head is rotated in both spellings."""
+    (rope,) = config.ropes
+    return {
+        **experts_out(config, MIXTRAL),
+        "partial_rotary_factor": rope.fraction,
+        "rotary_dim": rope.dims(config.head_dim),
+        "scoring_func": "sigmoid",
+        "use_routing_bias": True,
+        "use_qk_norm": True,
+        "qk_norm_type": "per_layer",
+    }
+
+
 def phi3(keys: Keys, fields: dict) -> dict:
     """Raises InputError for settings of Phi-4-mini that the decoder does not implement."""
     for key in ("full_attn_mod", "interpolate_factor"):  # as Phi-4-mini's config.json has them

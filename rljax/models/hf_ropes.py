@@ -174,6 +174,14 @@ def gemma3_ropes(
     )
 
 
+def minimax_ropes(keys: Keys, theta: float, max_tokens: int) -> tuple[Rope, ...]:
+    """Returns the rope of MiniMax M2, whose keys may say the number of rotated elements of a head,
+    `rotary_dim`."""
+    head_dim = keys.get("head_dim", int)
+    rotated = keys.positive("rotary_dim", int, head_dim)
+    return ropes(keys, theta, max_tokens, fraction=rotated / head_dim)
+
+
 def gemma4_ropes(keys: Keys, theta: float, max_tokens: int) -> tuple[Rope, ...]:
     """Returns rope 0 for layers that see everything, which may be proportional, and rope 1 for
     those with a window. Raises InputError if rope_parameters lacks one of the two."""

@@ -52,6 +52,13 @@ _EXPERTS = {
     "mlp.up[x]": "mlp.experts.{x}.up_proj.weight",
     "mlp.down[x]": "mlp.experts.{x}.down_proj.weight",
 }
+_MIXTRAL = {
+    **PLAIN,
+    "mlp.router": "block_sparse_moe.gate.weight",
+    "mlp.gate[x]": "block_sparse_moe.experts.{x}.w1.weight",
+    "mlp.up[x]": "block_sparse_moe.experts.{x}.w3.weight",
+    "mlp.down[x]": "block_sparse_moe.experts.{x}.w2.weight",
+}
 _QKV = Fused("self_attn.qkv_proj", ("attention.q", "attention.k", "attention.v"))
 _GATE_UP = Fused("mlp.gate_up_proj", ("mlp.gate", "mlp.up"))
 _GEMMA = {
@@ -78,13 +85,8 @@ NAMES: dict[str, Mapping[str, str | Disk | Fused]] = {
         "mlp_post_norm": "post_mlp_layernorm",
     },
     "experts": {**PLAIN, **_EXPERTS},
-    "mixtral": {
-        **PLAIN,
-        "mlp.router": "block_sparse_moe.gate.weight",
-        "mlp.gate[x]": "block_sparse_moe.experts.{x}.w1.weight",
-        "mlp.up[x]": "block_sparse_moe.experts.{x}.w3.weight",
-        "mlp.down[x]": "block_sparse_moe.experts.{x}.w2.weight",
-    },
+    "mixtral": _MIXTRAL,
+    "minimax": {**_MIXTRAL, "mlp.correction": "block_sparse_moe.e_score_correction_bias"},
     "deepseek": {
         **PLAIN,
         **_EXPERTS,

@@ -411,6 +411,19 @@ NEWER = {
         ),
         False,
     ),
+    "minimax_m2": ("minimax_m2", dict(EXPERTS, rotary_dim=4), False),
+    "minimax_m2-tied": (
+        "minimax_m2",
+        dict(
+            EXPERTS,
+            num_local_experts=6,
+            tie_word_embeddings=True,
+            num_key_value_heads=6,
+            head_dim=16,
+            rope_parameters=dict(YARN, partial_rotary_factor=0.75),
+        ),
+        False,
+    ),
     "llama-dynamic": (
         "llama",
         dict(

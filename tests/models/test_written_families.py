@@ -236,7 +236,18 @@ def test_the_decoder_of_a_model_with_images(name, tied, tmp_path, caplog):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["olmo2", "phi3-short", "glm4", "glm4_moe", "smollm3", "granite", "llama4", "gemma4"]
+    "name",
+    [
+        "olmo2",
+        "phi3-short",
+        "glm4",
+        "glm4_moe",
+        "smollm3",
+        "granite",
+        "llama4",
+        "gemma4",
+        "minimax_m2",
+    ],
 )
 @pytest.mark.parametrize("sizes", [dict(fsdp=2, tensor=2), dict(fsdp=2, context=2, tensor=1)])
 def test_meshes(written, name, sizes, tmp_path):
@@ -261,7 +272,7 @@ def test_meshes(written, name, sizes, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", lanes(["phi3-long"], ["glm4", "olmo2", "smollm3", "glm4_moe", "gemma4"])
+    "name", lanes(["phi3-long"], ["glm4", "olmo2", "smollm3", "glm4_moe", "gemma4", "minimax_m2"])
 )
 def test_adapters_are_those_of_peft(written, name, tmp_path):
     """PEFT computes with what we saved; and with its own adapters, whose A the parts of a fused map
@@ -329,6 +340,12 @@ def test_published_settings_are_read_and_written(name):
     assert config.layers == text["num_hidden_layers"]
 
 
+def test_the_rotated_part_of_a_head_in_the_published_spelling():
+    """transformers writes another one, which the tests above read."""
+    (rope,) = from_hf_config(CONFIGS["minimax_m2"]).ropes
+    assert rope.dims(128) == 64
+
+
 PAIRS = dict(type="longrope", short_factor=[1.0] * 4, long_factor=[1.0] * 4)
 LLAMA4_SCALE = dict(llama_4_scaling_beta=0.1)
 REFUSED = [
@@ -353,6 +370,12 @@ REFUSED = [
     ("gemma4_text", dict(use_bidirectional_attention="all"), "use_bidirectional_attention"),
     ("gemma4_text", dict(per_layer_config={"1": dict(sliding_window=2)}), "sliding_window"),
     ("gemma4_text", dict(rope_parameters=dict(rope_theta=1e4)), "rope_parameters"),
+    ("minimax_m2", dict(scoring_func="softmax"), "scoring_func"),
+    ("minimax_m2", dict(use_routing_bias=False), "use_routing_bias"),
+    ("minimax_m2", dict(shared_intermediate_size=64), "shared_intermediate_size"),
+    ("minimax_m2", dict(attn_type_list=[1, 0, 1]), "attn_type_list"),
+    ("minimax_m2", dict(layernorm_mlp_beta=3.5), "layernorm_mlp_beta"),
+    ("minimax_m2", dict(rotary_dim=0), "rotary_dim"),
     ("granite", dict(attention_multiplier=0.0), "attention_multiplier"),
     ("granite", dict(logits_scaling=-1.0), "logits_scaling"),
     ("glm4_moe", dict(scoring_func="softmax"), "scoring_func"),

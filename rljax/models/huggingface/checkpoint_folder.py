@@ -294,7 +294,7 @@ def _ignorable(name: str, model: Model) -> bool:
         return model.head == "lm" and config.tie_embeddings
     layer = re.match(r"(?:model\.)?layers\.(\d{1,9})\.", name)
     # The layers that predict further tokens come after the others.
-    has_them = config.family in ("deepseek_v3", "glm4_moe")
+    has_them = config.family in ("deepseek_v3", "glm4_moe", "minimax_m2")
     return has_them and bool(layer) and int(layer[1]) >= config.layers
 
 
