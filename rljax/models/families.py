@@ -295,6 +295,12 @@ FAMILIES: dict[str, Family] = {
         read=own.glm4_moe,
         write=own.glm4_moe_out,
     ),
+    "seed_oss": Family(
+        "SeedOss",
+        defaults={"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524_288},
+        read=own.seed_oss,
+        write=own.seed_oss_out,
+    ),
     "granite": Family("Granite", read=own.granite, write=own.granite_out),
     "deepseek_v3": Family(
         "DeepseekV3",

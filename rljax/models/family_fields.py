@@ -461,6 +461,21 @@ def minimax_m2_out(config: ModelConfig) -> dict:
     }
 
 
+def seed_oss(keys: Keys, fields: dict) -> dict:
+    """Reads the biases of Seed-OSS, whose output projection has a key of its own."""
+    keys.known.add("residual_dropout")
+    return {
+        "qkv_bias": keys.get("attention_bias", bool, True),
+        "output_bias": keys.get("attention_out_bias", bool, False),
+        "mlp_bias": keys.get("mlp_bias", bool, False),
+    }
+
+
+def seed_oss_out(config: ModelConfig) -> dict:
+    """Writes the keys that `seed_oss` reads."""
+    return {**llama_out(config), "attention_out_bias": config.output_bias}
+
+
 def phi3(keys: Keys, fields: dict) -> dict:
     """Raises InputError for settings of Phi-4-mini that the decoder does not implement."""
     for key in ("full_attn_mod", "interpolate_factor"):  # as Phi-4-mini's config.json has them

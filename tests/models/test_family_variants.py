@@ -424,6 +424,18 @@ NEWER = {
         ),
         False,
     ),
+    "seed_oss": ("seed_oss", dict(residual_dropout=0.0, rope_parameters=YARN), False),
+    "seed_oss-biases": (
+        "seed_oss",
+        dict(
+            residual_dropout=0.1,
+            attention_bias=False,
+            attention_out_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=True,
+        ),
+        False,
+    ),
     "llama-dynamic": (
         "llama",
         dict(
