@@ -73,6 +73,9 @@ _MINISTRAL3 = {"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
 _MINISTRAL3 |= {"max_position_embeddings": 262_144, "rope_theta": 1e6}
 _MINIMAX = {"head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 196_608}
 _MINIMAX |= {"rope_theta": 5e6, "num_local_experts": 256, "num_experts_per_tok": 8}
+_ERNIE = {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5, "head_dim": 128}
+_ERNIE |= {"num_key_value_heads": 2, "tie_word_embeddings": True}
+_ERNIE |= {"max_position_embeddings": 131_072}
 _GLM = {"rms_norm_eps": 1.5625e-07, "num_key_value_heads": 2, "head_dim": 128}
 _GLM |= {"attention_bias": True}
 _GLM_MOE = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "moe_intermediate_size": 1408}
@@ -300,6 +303,13 @@ FAMILIES: dict[str, Family] = {
         defaults={"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524_288},
         read=own.seed_oss,
         write=own.seed_oss_out,
+    ),
+    "ernie4_5": Family(
+        "Ernie4_5",
+        defaults=_ERNIE,
+        fixed=dict(rope_interleaved=True),
+        read=own.ernie4_5,
+        write=own.ernie4_5_out,
     ),
     "granite": Family("Granite", read=own.granite, write=own.granite_out),
     "deepseek_v3": Family(

@@ -476,6 +476,17 @@ def seed_oss_out(config: ModelConfig) -> dict:
     return {**llama_out(config), "attention_out_bias": config.output_bias}
 
 
+def ernie4_5(keys: Keys, fields: dict) -> dict:
+    """Reads use_bias, for all linear maps of ERNIE 4.5."""
+    bias = keys.get("use_bias", bool, False)
+    return {"qkv_bias": bias, "output_bias": bias, "mlp_bias": bias}
+
+
+def ernie4_5_out(config: ModelConfig) -> dict:
+    """Writes use_bias."""
+    return {"use_bias": config.mlp_bias}
+
+
 def phi3(keys: Keys, fields: dict) -> dict:
     """Raises InputError for settings of Phi-4-mini that the decoder does not implement."""
     for key in ("full_attn_mod", "interpolate_factor"):  # as Phi-4-mini's config.json has them

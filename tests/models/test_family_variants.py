@@ -436,6 +436,12 @@ NEWER = {
         ),
         False,
     ),
+    "ernie4_5": ("ernie4_5", dict(tie_word_embeddings=True), False),
+    "ernie4_5-biases": (
+        "ernie4_5",
+        dict(use_bias=True, tie_word_embeddings=False, num_key_value_heads=6, head_dim=12),
+        False,
+    ),
     "llama-dynamic": (
         "llama",
         dict(
