@@ -311,6 +311,15 @@ FAMILIES: dict[str, Family] = {
         read=own.ernie4_5,
         write=own.ernie4_5_out,
     ),
+    "exaone4": Family(
+        "Exaone4",
+        defaults={"rms_norm_eps": 1e-5, "num_key_value_heads": 32, "sliding_window": 4096},
+        fixed=dict(qk_norm=True, pre_norms=False, post_norms=True),
+        windows=hf_keys.exaone4_windows,
+        names="olmo",
+        read=own.exaone4,
+        write=own.exaone4_out,
+    ),
     "granite": Family("Granite", read=own.granite, write=own.granite_out),
     "deepseek_v3": Family(
         "DeepseekV3",

@@ -487,6 +487,21 @@ def ernie4_5_out(config: ModelConfig) -> dict:
     return {"use_bias": config.mlp_bias}
 
 
+def exaone4(keys: Keys, fields: dict) -> dict:
+    """Reads which layers of EXAONE 4 are rotated: where layers have windows, those alone."""
+    windows = hf_keys.exaone4_windows(keys, fields["layers"])
+    hybrid = keys.get("sliding_window", int, None) is not None
+    return {"rope_layers": [bool(window) or not hybrid for window in windows]}
+
+
+def exaone4_out(config: ModelConfig) -> dict:
+    """Writes the windows of EXAONE 4, which also say which layers are rotated."""
+    windows = windows_out(config)
+    if windows["sliding_window"] is None and config.kinds[0].rope is None:
+        windows["sliding_window"] = 4096  # no layer has one, and none is rotated
+    return windows
+
+
 def phi3(keys: Keys, fields: dict) -> dict:
     """Raises InputError for settings of Phi-4-mini that the decoder does not implement."""
     for key in ("full_attn_mod", "interpolate_factor"):  # as Phi-4-mini's config.json has them

@@ -318,6 +318,20 @@ def gemma3_windows(keys: Keys, layers: int) -> list[int]:
     return windows(keys, layers, lambda i: (i + 1) % period != 0)
 
 
+def exaone4_windows(keys: Keys, layers: int) -> list[int]:
+    """Returns the windows of EXAONE 4: on all layers but the last of each period, of four layers
+    unless sliding_window_pattern says otherwise. Beside a pattern in letters layer_types counts."""
+    if isinstance(keys.config.get("sliding_window_pattern"), str):
+        keys.get("sliding_window_pattern", str)
+        keys.get("layer_types", list)
+        return windows(keys, layers, None)
+    if keys.get("sliding_window", int, None) is None:
+        keys.get("sliding_window_pattern", int, 0)
+        return windows(keys, layers, None)
+    period = keys.positive("sliding_window_pattern", int, 4)
+    return windows(keys, layers, lambda i: (i + 1) % period != 0)
+
+
 def gemma4_windows(keys: Keys, layers: int) -> list[int]:
     """Returns the windows of Gemma 4: on all layers but every sixth and, whatever the keys say, the
     last one."""

@@ -442,6 +442,21 @@ NEWER = {
         dict(use_bias=True, tie_word_embeddings=False, num_key_value_heads=6, head_dim=12),
         False,
     ),
+    "exaone4": (
+        "exaone4",
+        dict(num_hidden_layers=5, sliding_window=5, rope_parameters=LLAMA3),
+        False,
+    ),
+    "exaone4-whole": (
+        "exaone4",
+        dict(sliding_window=None, layer_types=[FULL] * 3, tie_word_embeddings=True),
+        False,
+    ),
+    "exaone4-letters": (
+        "exaone4",
+        dict(sliding_window=4, sliding_window_pattern="LLG", layer_types=[SLIDE, FULL, FULL]),
+        False,
+    ),
     "llama-dynamic": (
         "llama",
         dict(
