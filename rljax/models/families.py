@@ -76,6 +76,8 @@ _MINIMAX |= {"rope_theta": 5e6, "num_local_experts": 256, "num_experts_per_tok":
 _ERNIE = {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5, "head_dim": 128}
 _ERNIE |= {"num_key_value_heads": 2, "tie_word_embeddings": True}
 _ERNIE |= {"max_position_embeddings": 131_072}
+_OLMOE = {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8}
+_OLMOE |= {"norm_topk_prob": False, "max_position_embeddings": 4096}
 _GLM = {"rms_norm_eps": 1.5625e-07, "num_key_value_heads": 2, "head_dim": 128}
 _GLM |= {"attention_bias": True}
 _GLM_MOE = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "moe_intermediate_size": 1408}
@@ -319,6 +321,14 @@ FAMILIES: dict[str, Family] = {
         names="olmo",
         read=own.exaone4,
         write=own.exaone4_out,
+    ),
+    "olmoe": Family(
+        "Olmoe",
+        defaults=_OLMOE,
+        fixed=dict(qk_norm=True, qk_norm_kind="whole"),
+        names="experts",
+        read=own.olmoe,
+        write=own.olmoe_out,
     ),
     "granite": Family("Granite", read=own.granite, write=own.granite_out),
     "deepseek_v3": Family(

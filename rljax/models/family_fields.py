@@ -37,6 +37,7 @@ GPT_OSS_ROPE["original_max_position_embeddings"] = 4096
 MINISTRAL3_ROPE = dict(rope_type="yarn", factor=16.0, original_max_position_embeddings=16384)
 MINISTRAL3_ROPE |= dict(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1)
 GPT_OSS = {**MIXTRAL, "swiglu_alpha": "alpha", "swiglu_limit": "limit"}
+OLMOE = {key: field for key, field in QWEN_MOE.items() if field != "mlp"}
 DEEPSEEK = {
     "n_routed_experts|num_local_experts": "count",
     "num_experts_per_tok": "per_token",
@@ -500,6 +501,17 @@ def exaone4_out(config: ModelConfig) -> dict:
     if windows["sliding_window"] is None and config.kinds[0].rope is None:
         windows["sliding_window"] = 4096  # no layer has one, and none is rotated
     return windows
+
+
+def olmoe(keys: Keys, fields: dict) -> dict:
+    """Reads the biases and the experts of OLMoE, which all layers have."""
+    how = dict(mlp=fields["mlp"], gated=fields["activation"])
+    return {**biases(keys, fields), "experts": experts(keys, OLMOE, **how)}
+
+
+def olmoe_out(config: ModelConfig) -> dict:
+    """Writes the keys that `olmoe` reads."""
+    return {**attention_bias_out(config), **experts_out(config, OLMOE)}
 
 
 def phi3(keys: Keys, fields: dict) -> dict:

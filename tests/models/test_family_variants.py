@@ -457,6 +457,18 @@ NEWER = {
         dict(sliding_window=4, sliding_window_pattern="LLG", layer_types=[SLIDE, FULL, FULL]),
         False,
     ),
+    "olmoe": ("olmoe", dict(num_experts=6, num_experts_per_tok=3, num_key_value_heads=6), False),
+    "olmoe-normalised": (
+        "olmoe",
+        dict(
+            num_experts=4,
+            num_experts_per_tok=2,
+            norm_topk_prob=True,
+            attention_bias=True,
+            tie_word_embeddings=True,
+        ),
+        False,
+    ),
     "llama-dynamic": (
         "llama",
         dict(

@@ -378,6 +378,7 @@ REFUSED = [
     ("minimax_m2", dict(rotary_dim=0), "rotary_dim"),
     ("exaone4", dict(sliding_window_pattern="LLLG"), "layer_types"),
     ("exaone4", dict(sliding_window_pattern=0), "sliding_window_pattern"),
+    ("olmoe", dict(clip_qkv=8.0), "clip_qkv"),
     ("granite", dict(attention_multiplier=0.0), "attention_multiplier"),
     ("granite", dict(logits_scaling=-1.0), "logits_scaling"),
     ("glm4_moe", dict(scoring_func="softmax"), "scoring_func"),
