@@ -89,6 +89,10 @@ _OLMO = dict(qk_norm=True, qk_norm_kind="whole", pre_norms=False, post_norms=Tru
 _GEMMA = dict(norm_offset=1.0, post_norms=True)
 _GEMMA_DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}
 
+_GEMMA3_DEFAULTS = {**_GEMMA_DEFAULTS, "rope_theta": 1e6, "sliding_window": 4096}
+# Published files of the whole model leave out what is as in its 4B.
+_GEMMA3_DEFAULTS |= {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}
+_GEMMA3_DEFAULTS |= {"max_position_embeddings": 131_072}
 _GEMMA4_DEFAULTS = {**_GEMMA_DEFAULTS, "sliding_window": 512, "num_key_value_heads": 4}
 _GEMMA4_DEFAULTS |= {"hidden_size_per_layer_input": 256}
 _GEMMA4 = Family(
@@ -174,7 +178,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma3_text": Family(
         "Gemma3",
-        defaults={**_GEMMA_DEFAULTS, "rope_theta": 1e6, "sliding_window": 4096},
+        defaults=_GEMMA3_DEFAULTS,
         fixed=dict(_GEMMA, qk_norm=True),
         windows=hf_keys.gemma3_windows,
         ropes=hf_ropes.gemma3_ropes,
@@ -344,6 +348,8 @@ FAMILIES: dict[str, Family] = {
 WRAPPERS = {
     "mistral3": """image_token_index multimodal_projector_bias projector_hidden_act
     spatial_merge_size vision_feature_layer""",
+    "gemma3": """boi_token_index eoi_token_index image_token_index initializer_range
+    mm_tokens_per_image""",
     "gemma4": "eoa_token_index initializer_range vision_soft_tokens_per_image",
     "gemma4_unified": "eoa_token_index initializer_range vision_soft_tokens_per_image",
 }
