@@ -114,18 +114,6 @@ FAMILIES: dict[str, Family] = {
         windows=hf_keys.every,
         write=own.window_out,
     ),
-    "ministral3": Family(
-        "Ministral3",
-        defaults=_MINISTRAL3,
-        windows=hf_keys.every,
-        ropes=functools.partial(
-            hf_ropes.ropes,
-            silent=own.MINISTRAL3_ROPE,
-            notes=("llama_4_scaling_beta", "max_position_embeddings"),
-        ),
-        read=own.ministral3,
-        write=own.ministral3_out,
-    ),
     "qwen2": Family(
         "Qwen2",
         defaults={"sliding_window": 4096},
@@ -157,6 +145,18 @@ FAMILIES: dict[str, Family] = {
         names="mixtral",
         read=own.mixtral,
         write=lambda c: {**own.window_out(c), **own.experts_out(c, own.MIXTRAL)},
+    ),
+    "ministral3": Family(
+        "Ministral3",
+        defaults=_MINISTRAL3,
+        windows=hf_keys.every,
+        ropes=functools.partial(
+            hf_ropes.ropes,
+            silent=own.MINISTRAL3_ROPE,
+            notes=("llama_4_scaling_beta", "max_position_embeddings"),
+        ),
+        read=own.ministral3,
+        write=own.ministral3_out,
     ),
     "minimax_m2": Family(
         "MiniMaxM2",

@@ -469,6 +469,11 @@ NEWER = {
         ),
         False,
     ),
+    "llama-proportional": (
+        "llama",
+        dict(rope_parameters=dict(rope_type="proportional", factor=2.0, rope_theta=1e4)),
+        False,
+    ),
     "llama-dynamic": (
         "llama",
         dict(
