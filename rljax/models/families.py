@@ -78,6 +78,8 @@ _ERNIE |= {"num_key_value_heads": 2, "tie_word_embeddings": True}
 _ERNIE |= {"max_position_embeddings": 131_072}
 _OLMOE = {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8}
 _OLMOE |= {"norm_topk_prob": False, "max_position_embeddings": 4096}
+_CWM = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "head_dim": 128}
+_CWM |= {"sliding_window": 8192, "max_position_embeddings": 131_072}
 _GLM = {"rms_norm_eps": 1.5625e-07, "num_key_value_heads": 2, "head_dim": 128}
 _GLM |= {"attention_bias": True}
 _GLM_MOE = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "moe_intermediate_size": 1408}
@@ -333,6 +335,14 @@ FAMILIES: dict[str, Family] = {
         names="experts",
         read=own.olmoe,
         write=own.olmoe_out,
+    ),
+    "cwm": Family(
+        "Cwm",
+        defaults=_CWM,
+        windows=hf_keys.cwm_windows,
+        ropes=functools.partial(hf_ropes.ropes, silent=own.CWM_ROPE),
+        read=own.cwm,
+        write=own.cwm_out,
     ),
     "granite": Family("Granite", read=own.granite, write=own.granite_out),
     "deepseek_v3": Family(

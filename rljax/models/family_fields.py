@@ -36,6 +36,8 @@ GPT_OSS_ROPE = dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0
 GPT_OSS_ROPE["original_max_position_embeddings"] = 4096
 MINISTRAL3_ROPE = dict(rope_type="yarn", factor=16.0, original_max_position_embeddings=16384)
 MINISTRAL3_ROPE |= dict(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1)
+CWM_ROPE = dict(rope_type="llama3", factor=16.0, low_freq_factor=1.0, high_freq_factor=4.0)
+CWM_ROPE["original_max_position_embeddings"] = 8192
 GPT_OSS = {**MIXTRAL, "swiglu_alpha": "alpha", "swiglu_limit": "limit"}
 OLMOE = {key: field for key, field in QWEN_MOE.items() if field != "mlp"}
 DEEPSEEK = {
@@ -306,12 +308,7 @@ def ministral3(keys: Keys, fields: dict) -> dict:
 def ministral3_out(config: ModelConfig) -> dict:
     """Writes the window of Ministral 3, and its rope parameters in the new spelling, without which
     transformers takes those of the published models."""
-    (rope,) = config.ropes
-    parameters = {
-        "rope_type": rope.kind,
-        "rope_theta": rope.theta,
-        **(hf_ropes.rope_out(rope) or {}),
-    }
+    parameters = hf_ropes.whole_rope_out(config.ropes[0])
     if floor := config.temperature_floor:
         parameters["llama_4_scaling_beta"] = config.temperature_slope
         parameters["original_max_position_embeddings"] = floor
@@ -512,6 +509,18 @@ def olmoe(keys: Keys, fields: dict) -> dict:
 def olmoe_out(config: ModelConfig) -> dict:
     """Writes the keys that `olmoe` reads."""
     return {**attention_bias_out(config), **experts_out(config, OLMOE)}
+
+
+def cwm(keys: Keys, fields: dict) -> dict:
+    """Reads mlp_bias."""
+    return {"mlp_bias": keys.get("mlp_bias", bool, False)}
+
+
+def cwm_out(config: ModelConfig) -> dict:
+    """Writes mlp_bias, the windows of CWM, and its rope in the new spelling, without which
+    transformers takes that of the published model."""
+    rope = {"rope_parameters": hf_ropes.whole_rope_out(config.ropes[0])}
+    return {"mlp_bias": config.mlp_bias, **windows_out(config), **rope}
 
 
 def phi3(keys: Keys, fields: dict) -> dict:

@@ -318,6 +318,11 @@ def gemma3_windows(keys: Keys, layers: int) -> list[int]:
     return windows(keys, layers, lambda i: (i + 1) % period != 0)
 
 
+def cwm_windows(keys: Keys, layers: int) -> list[int]:
+    """Returns the windows of CWM: on all layers but every fourth, from the first."""
+    return windows(keys, layers, lambda i: i % 4 != 0)
+
+
 def exaone4_windows(keys: Keys, layers: int) -> list[int]:
     """Returns the windows of EXAONE 4: on all layers but the last of each period, of four layers
     unless sliding_window_pattern says otherwise. Beside a pattern in letters layer_types counts."""

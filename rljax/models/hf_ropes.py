@@ -225,9 +225,14 @@ def gemma3_ropes_out(both: tuple[Rope, ...]) -> dict:
 
 def nested_ropes_out(both: tuple[Rope, ...]) -> dict:
     """Returns the new spelling, with the ropes of both types of layers."""
-    entries = [{"rope_theta": r.theta, "rope_type": r.kind, **(rope_out(r) or {})} for r in both]
+    entries = map(whole_rope_out, both)
     named = dict(zip(("full_attention", "sliding_attention"), entries, strict=True))
     return {"rope_parameters": named}
+
+
+def whole_rope_out(rope: Rope) -> dict:
+    """Returns the new spelling of one rope."""
+    return {"rope_theta": rope.theta, "rope_type": rope.kind, **(rope_out(rope) or {})}
 
 
 def rope_out(rope: Rope) -> dict | None:

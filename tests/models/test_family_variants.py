@@ -474,6 +474,18 @@ NEWER = {
         dict(rope_parameters=dict(rope_type="proportional", factor=2.0, rope_theta=1e4)),
         False,
     ),
+    "cwm": ("cwm", dict(num_hidden_layers=5, sliding_window=5), False),
+    "cwm-layers": (
+        "cwm",
+        dict(
+            layer_types=[SLIDE, SLIDE, FULL],
+            sliding_window=4,
+            mlp_bias=True,
+            rope_parameters=dict(rope_type="default", rope_theta=1e4),
+            tie_word_embeddings=True,
+        ),
+        False,
+    ),
     "llama-dynamic": (
         "llama",
         dict(
