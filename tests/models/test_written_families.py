@@ -344,6 +344,17 @@ def test_published_settings_are_read_and_written(name):
     assert config.layers == text["num_hidden_layers"]
 
 
+@pytest.mark.parametrize("name", ["cwm", "exaone4", "gemma3_text", "gemma4_text", "olmo3"])
+def test_layers_with_a_window_where_config_json_names_none(name):
+    """transformers writes layer_types, so that the tests above never leave them out."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {**SMALL, "num_hidden_layers": 14, "hidden_size_per_layer_input": 0}
+    sizes = sizes if name == "gemma4_text" else {**SMALL, "num_hidden_layers": 14}
+    types = transformers.AutoConfig.for_model(name, **sizes).layer_types
+    config = from_hf_config({"model_type": name, **sizes})
+    assert [kind.window > 0 for kind in config.kinds] == [t == "sliding_attention" for t in types]
+
+
 def test_the_rotated_part_of_a_head_in_the_published_spelling():
     """transformers writes another one, which the tests above read."""
     (rope,) = from_hf_config(CONFIGS["minimax_m2"]).ropes
