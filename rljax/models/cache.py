@@ -150,34 +150,38 @@ def slot_bytes(
 ) -> int:
     """Returns the bytes that one slot of `columns` tokens takes, over all layers and devices;
     without a mesh, those of the numbers alone."""
-    order = _order(config, mesh, dtype) if mesh else ""
-    kinds = [kind for kind in config.kinds if not kind.recurrent]
-    tokens = sum(_room(config, columns, kind.window, order, rings) for kind in kinds)
-    return tokens * _token_bytes(config, dtype, mesh) + _states_bytes(config)
+    total_bytes = 0
+    for kind in config.kinds:
+        if kind.recurrent:
+            total_bytes += _state_bytes(config)
+            continue
+        sizes = config.of(kind)
+        order = _order(sizes, mesh, dtype) if mesh else ""
+        tokens = _room(sizes, columns, kind.window, order, rings)
+        total_bytes += tokens * _token_bytes(sizes, dtype, mesh)
+    return total_bytes
 
 
-def _states_bytes(config: ModelConfig) -> int:
-    """Returns the bytes of the states of one slot, over all layers with one and all devices."""
-    layers = sum(kind.recurrent for kind in config.kinds)
-    if not layers:
-        return 0
+def _state_bytes(config: ModelConfig) -> int:
+    """Returns the bytes of the state of a recurrent layer in one slot, over all devices."""
     state = jax.eval_shape(lambda: empty_state(config.delta, 1, config.dtype))
-    return layers * sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
 
 
 def pool_bytes(config: ModelConfig, slots: int, columns: int, dtype: str, pool: Pool) -> int:
     """Returns the bytes of a pool's pages, and of the rings of so many slots, over all
     layers and devices."""
-    order = _order(config, pool.mesh, dtype)
-    layer_tokens = [
-        slots * _room(config, columns, kind.window, order)
-        if kind.window
-        else pool.count * pool.page_tokens
-        for kind in config.kinds
-        if not kind.recurrent
-    ]
-    states_bytes = slots * _states_bytes(config)
-    return sum(layer_tokens) * _token_bytes(config, dtype, pool.mesh) + states_bytes
+    total_bytes = 0
+    for kind in config.kinds:
+        if kind.recurrent:
+            total_bytes += slots * _state_bytes(config)
+            continue
+        sizes, tokens = config.of(kind), pool.count * pool.page_tokens
+        if kind.window:
+            order = _order(sizes, pool.mesh, dtype)
+            tokens = slots * _room(sizes, columns, kind.window, order)
+        total_bytes += tokens * _token_bytes(sizes, dtype, pool.mesh)
+    return total_bytes
 
 
 def _token_bytes(config: ModelConfig, dtype: str, mesh: Mesh | None) -> int:
@@ -238,12 +242,13 @@ def empty(
     rings a layer with a sliding window has all columns, too. Raises InputError for a `dtype` that
     keys and values cannot be held in."""
     check_dtype(config, dtype)
-    heads, widths = _stored(config, mesh, dtype)
-    caches, order = [], _order(config, mesh, dtype)
+    caches = []
     for kind in config.kinds:
         if kind.recurrent:
             caches.append(empty_state(config.delta, slots, config.dtype))
             continue
+        heads, widths = _stored(config.of(kind), mesh, dtype)
+        order = _order(config.of(kind), mesh, dtype)
         capacity = _room(config, columns, kind.window, order, rings)
         paged = pool if pool and not kind.window else None
         rows = (paged.count, paged.page_tokens) if paged else (slots, capacity)

@@ -33,6 +33,7 @@ class Rope:
 
     linear: divided by factor. llama3: long wavelengths divided, short kept, blended between. yarn
     (arXiv 2309.00071): the same by number of rotations, and cos and sin scaled by `amplitude`.
+    proportional: the fraction is of the pairs of a whole head, those that rotate fastest.
 
     Two kinds depend on how long sequences may get (ModelConfig.rope_tokens). longrope (arXiv
     2402.13753): each frequency is divided by its own factor, of `long_factor` for sequences longer
@@ -41,7 +42,7 @@ class Rope:
     """
 
     theta: float = 10_000.0
-    kind: str = "default"  # default | linear | llama3 | yarn | longrope | dynamic
+    kind: str = "default"  # default | linear | llama3 | yarn | longrope | dynamic | proportional
     factor: float = 1.0
     original_max_tokens: int = 8192
     low_freq_factor: float = 1.0
@@ -61,7 +62,7 @@ class Rope:
 
     def __post_init__(self):
         numbers = {k: v for k, v in dataclasses.asdict(self).items() if isinstance(v, float)}
-        kinds = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
+        kinds = ("default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional")
         _check(self.kind in kinds, "rope kind", self.kind, f"one of {', '.join(kinds)}")
         above_0 = "theta factor low_freq_factor high_freq_factor beta_fast beta_slow"
         for name in (*above_0.split(), "original_max_tokens"):
@@ -111,8 +112,8 @@ class Rope:
         return self.kind in ("longrope", "dynamic")
 
     def dims(self, head_dim: int) -> int:
-        """Returns the number of elements of a head that are rotated."""
-        return int(head_dim * self.fraction)
+        """Returns the number of elements of a head that are rotated, if by an angle of 0."""
+        return head_dim if self.kind == "proportional" else int(head_dim * self.fraction)
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
@@ -170,6 +171,9 @@ class LayerKind:
     chunk: int = 0  # positions are cut into chunks of so many, none seen from another; 0 = no
     rope: int | None = 0  # which of ModelConfig.ropes; None: queries and keys are not rotated
     experts: bool = False
+    head_dim: int = 0  # 0 = ModelConfig.head_dim
+    kv_heads: int = 0  # 0 = ModelConfig.kv_heads
+    values_of_keys: bool = False  # values are made of the map of keys
     recurrent: bool = False  # a gated delta net, ModelConfig.delta, in place of attention
 
 
@@ -231,6 +235,8 @@ class ModelConfig:
     norm_offset: float = 0.0  # added to the stored norm scales
     pre_norms: bool = True  # norms before attention and mlp
     post_norms: bool = False  # norms after them, before they are added to the stream
+    # A stored number that multiplies what leaves each layer. It is not trained.
+    layer_scales: bool = False
     activation: str = "silu"
     qkv_bias: bool = False
     output_bias: bool = False
@@ -247,6 +253,8 @@ class ModelConfig:
     # floor((p + 1) / temperature_floor)) at position p (arXiv 2501.19399). 0 = they are not.
     temperature_floor: int = 0
     temperature_slope: float = 0.1
+    value_norm: bool = False  # a norm of the values of each head, without a weight
+    temperature_on_all: bool = False  # queries of all layers are, with p in the place of p + 1
     attention_soft_cap: float = 0.0  # c tanh(x / c) of the scores; 0 = none
     final_soft_cap: float = 0.0  # the same of the logits
     sinks: bool = False  # one more logit per head in the attention softmax
@@ -272,6 +280,9 @@ class ModelConfig:
     labels: int = 1  # outputs of the scalar head
     head_bias: bool = False  # of the scalar head
     squash: str = "none"  # of what the scalar head gives: "tanh" where tanh(s) was fitted
+    # The model_type of the model with images or sound whose decoder this is. Its folder holds
+    # towers, too, which are not read. "" = the folder is that of the decoder alone.
+    part_of: str = ""
     init_std: float = 0.02
     dtype: str = "float32"
     weight_dtype: str = "float32"
@@ -370,6 +381,11 @@ class ModelConfig:
             _check(valid, "model.kinds: chunk", kind, "none with latent attention")
             valid = kind.rope is None or 0 <= kind.rope < len(self.ropes)
             _check(valid, "model.kinds: rope", kind.rope, "one of ropes")
+            alike = [k for k in self.kinds if k.rope == kind.rope and kind.rope is not None]
+            valid = len({k.head_dim for k in alike}) <= 1
+            _check(valid, "model.kinds: head_dim", kind, "one size for layers of one rope")
+            valid = not (kind.head_dim or kind.kv_heads) or self.latent is None
+            _check(valid, "model.kinds: head_dim", kind, "one size with latent attention")
             valid = not kind.experts or self.experts is not None
             _check(valid, "model.kinds: experts", kind, "model.experts is set")
             valid = not kind.recurrent or self.delta is not None
@@ -420,6 +436,19 @@ class ModelConfig:
     def rope_dims(self) -> int:
         """The number of elements of a head that may be rotated."""
         return self.latent.rope_dim if self.latent else self.head_dim
+
+    def of(self, kind: LayerKind) -> "ModelConfig":
+        """Returns the config with the sizes of a layer of this kind."""
+        if not (kind.head_dim or kind.kv_heads):
+            return self
+        head_dim, kv_heads = kind.head_dim or self.head_dim, kind.kv_heads or self.kv_heads
+        return dataclasses.replace(self, head_dim=head_dim, kv_heads=kv_heads)
+
+    def rope_dims_of(self, rope: int) -> int:
+        """Returns the number of elements of a head that may be rotated in layers with this one of
+        `ropes`."""
+        kind = next((kind for kind in self.kinds if kind.rope == rope), LayerKind())
+        return self.of(kind).rope_dims
 
     @property
     def scale(self) -> float:

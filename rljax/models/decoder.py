@@ -46,7 +46,7 @@ class Pass:
     mesh: Mesh
     angles: tuple[tuple[jax.Array, jax.Array], ...]  # cos, sin [B, S, E/2] of every rope
     segments: jax.Array  # [B, S]; 0 = padding
-    stretch: tuple[jax.Array, ...] = ()  # [B, S]: of the queries of layers that are not rotated
+    stretch: tuple[jax.Array, ...] = ()  # [B, S]: the temperature of queries, where there is one
     # Decoding: the index in its slot of this call's first token, [B], and the number of real ones.
     columns: jax.Array | None = None
     counts: jax.Array | None = None  # None = all
@@ -80,6 +80,9 @@ def rope_frequencies(rope: Rope, dims: int, tokens: int = 0) -> np.ndarray:
     if rope.kind == "longrope":
         base = base * np.asarray(rope.long_factor if longer else rope.short_factor, np.float32)
     frequency = np.float32(1.0) / base
+    if rope.kind == "proportional":
+        rotated = np.arange(len(frequency)) < int(rope.fraction * dims // 2)
+        frequency = np.where(rotated, frequency, 0) / np.float32(rope.factor)
     if rope.kind == "linear":
         frequency = frequency / np.float32(rope.factor)
     if rope.kind == "llama3":
@@ -124,15 +127,17 @@ def rope_angles(
 def position_inputs(config: ModelConfig, positions: jax.Array, width: int) -> dict:
     """Returns positions [B, S], or [B, S, 3] of images, in the form that layers read, as fields of
     Pass, where a batch or a cache has `width` tokens of a sequence."""
-    options = dict(head_dim=config.rope_dims, tokens=config.rope_tokens or width)
+    tokens = config.rope_tokens or width
 
-    def angles(rope):
-        return lambda _, tile: rope_angles(tile, rope, **options)
+    def angles(i, rope):
+        return lambda _, tile: rope_angles(tile, rope, config.rope_dims_of(i), tokens)
 
     tiles = functools.partial(in_tiles, config.batch_invariant)
-    inputs = {"angles": tuple(tiles(angles(rope), (), positions) for rope in config.ropes)}
+    of_ropes = (tiles(angles(i, rope), (), positions) for i, rope in enumerate(config.ropes))
+    inputs = {"angles": tuple(of_ropes)}
     if floor := config.temperature_floor:
-        grown = jnp.log1p(jnp.floor((positions.astype(jnp.float32) + 1) / floor))
+        first = 0 if config.temperature_on_all else 1
+        grown = jnp.log1p(jnp.floor((positions.astype(jnp.float32) + first) / floor))
         inputs["stretch"] = (1 + config.temperature_slope * grown,)
     return inputs
 
@@ -177,7 +182,9 @@ class Attention(nnx.Module):
         of_q = (h, 2 * e if self.gated else e)
         self.q = Linear(rngs, config, (d,), of_q, heads, bias=config.qkv_bias)
         self.k = Linear(rngs, config, (d,), (k, e), kv, bias=config.qkv_bias)
-        self.v = Linear(rngs, config, (d,), (k, e), kv, bias=config.qkv_bias)
+        if not kind.values_of_keys:
+            self.v = Linear(rngs, config, (d,), (k, e), kv, bias=config.qkv_bias)
+        self.value_norm = config.value_norm
         output_axes = ("heads", "head_dim", "embed")
         self.o = Linear(rngs, config, (h, e), (d,), output_axes, bias=config.output_bias)
         self.kind, self.scale, self.soft_cap = kind, config.scale, config.attention_soft_cap
@@ -188,6 +195,7 @@ class Attention(nnx.Module):
         self.evened = config.qk_norm and weightless and kind.rope is not None
         self.eps = config.norm_eps
         self.interleaved = config.rope_interleaved
+        self.stretches = kind.rope is None or config.temperature_on_all
         if self.normed and config.qk_norm_kind == "head":
             self.q_norm = RMSNorm(rngs, config, e, "head_dim")
             self.k_norm = RMSNorm(rngs, config, e, "head_dim")
@@ -200,16 +208,20 @@ class Attention(nnx.Module):
 
     def project(self, x, *angles):
         """Returns queries [B, S, H, E], keys and values [B, S, K, E] of x [B, S, D], and the gates
-        [B, S, H, E] of models that have them. `angles`: cos and sin or, where the layer rotates
-        nothing, Pass.stretch."""
-        q, k, v = self.q(x), self.k(x), self.v(x)
+        [B, S, H, E] of models that have them. `angles`: cos and sin where the layer rotates, and
+        Pass.stretch where it reads that."""
+        q, k = self.q(x), self.k(x)
         q, *gate = jnp.split(q, 2, axis=-1) if self.gated else (q,)
+        v = k if self.kind.values_of_keys else self.v(x)
+        if self.value_norm:
+            v = root_mean_squared(v, self.eps).astype(v.dtype)
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.kind.rope is not None:
-            q, k = (apply_rope(x, *angles, self.interleaved) for x in (q, k))
-        elif angles:
-            q = (q * angles[0][:, :, None, None]).astype(q.dtype)
+            cos, sin, *angles = angles
+            q, k = (apply_rope(x, cos, sin, self.interleaved) for x in (q, k))
+        for stretch in angles:
+            q = (q * stretch[:, :, None, None]).astype(q.dtype)
         if self.evened:
             q, k = (root_mean_squared(x, self.eps).astype(x.dtype) for x in (q, k))
         return q, k, v, *gate
@@ -279,7 +291,7 @@ class LatentAttention(nnx.Module):
         self.o = Linear(
             rngs, config, (h, lat.value_dim), (d,), output_axes, bias=config.output_bias
         )
-        self.latent, self.kind, self.scale = lat, kind, config.scale
+        self.latent, self.kind, self.scale, self.stretches = lat, kind, config.scale, False
         self.apart, self.context_attention = config.batch_invariant, config.context_attention
 
     def project(self, x, cos, sin):
@@ -355,6 +367,7 @@ class Block(nnx.Module):
     is added, too; OLMo 2 that alone."""
 
     def __init__(self, rngs, config: ModelConfig, kind: LayerKind):
+        config = config.of(kind)
         self.pre_norms, self.residual_scale = config.pre_norms, config.residual_scale
         if self.pre_norms:
             self.attention_norm = RMSNorm(rngs, config, config.embed)
@@ -368,6 +381,9 @@ class Block(nnx.Module):
         if self.post_norms:
             self.attention_post_norm = RMSNorm(rngs, config, config.embed)
             self.mlp_post_norm = RMSNorm(rngs, config, config.embed)
+        self.scales = config.layer_scales
+        if self.scales:
+            self.output_scale = weight(rngs, config, (1,), ("norm",), init="ones")
 
     @property
     def mixer(self) -> nnx.Module:
@@ -375,10 +391,11 @@ class Block(nnx.Module):
         return self.recurrence if self.kind.recurrent else self.attention
 
     def __call__(self, x, call: Pass, cache=None, routes=None):
-        """x [B, S, D] -> x, this layer's keys and values or its state, statistics of its experts. `routes` [B,
-        S, k]: the experts that the tokens go to, -1 = as the router says."""
+        """x [B, S, D] -> x, this layer's keys and values or its state, statistics of its experts.
+        `routes` [B, S, k]: the experts that the tokens go to, -1 = as the router says."""
         rows = functools.partial(invariant.of_module, self.apart, self)
-        angles = call.stretch if self.kind.rope is None else call.angles[self.kind.rope]
+        angles = () if self.kind.rope is None else call.angles[self.kind.rope]
+        angles += call.stretch if self.mixer.stretches else ()
         projected = rows(Block._before_attention, x, *angles)
         output, cache = self.mixer.attend(projected, call, cache)
         x = call.split(rows(Block._after_attention, x, output))
@@ -402,7 +419,10 @@ class Block(nnx.Module):
         return self._added(x, self.mlp(self._before_mlp(x)))
 
     def _added(self, x, output):
-        return self._plus(x, self.mlp_post_norm(output) if self.post_norms else output)
+        x = self._plus(x, self.mlp_post_norm(output) if self.post_norms else output)
+        if not self.scales:
+            return x
+        return x * jax.lax.stop_gradient(self.output_scale[...][0]).astype(x.dtype)
 
     def _plus(self, x, output):
         return x + (output if self.residual_scale == 1 else self.residual_scale * output)

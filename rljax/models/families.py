@@ -69,6 +69,17 @@ _GPT_OSS |= {"num_experts_per_tok": 4, "swiglu_alpha": 1.702, "swiglu_limit": 7.
 _LLAMA4 = {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5, "head_dim": 128, "num_key_value_heads": 8}
 _LLAMA4 |= {"attention_chunk_size": 8192, "intermediate_size_mlp": 16384}
 _LLAMA4 |= {"num_local_experts": 16, "num_experts_per_tok": 1}
+_MINISTRAL3 = {"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
+_MINISTRAL3 |= {"max_position_embeddings": 262_144, "rope_theta": 1e6}
+_MINIMAX = {"head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 196_608}
+_MINIMAX |= {"rope_theta": 5e6, "num_local_experts": 256, "num_experts_per_tok": 8}
+_ERNIE = {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5, "head_dim": 128}
+_ERNIE |= {"num_key_value_heads": 2, "tie_word_embeddings": True}
+_ERNIE |= {"max_position_embeddings": 131_072}
+_OLMOE = {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8}
+_OLMOE |= {"norm_topk_prob": False, "max_position_embeddings": 4096}
+_CWM = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "head_dim": 128}
+_CWM |= {"sliding_window": 8192, "max_position_embeddings": 131_072}
 _GLM = {"rms_norm_eps": 1.5625e-07, "num_key_value_heads": 2, "head_dim": 128}
 _GLM |= {"attention_bias": True}
 _GLM_MOE = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "moe_intermediate_size": 1408}
@@ -86,6 +97,23 @@ _GATED = dict(qk_norm=True, norm_offset=1.0, attention_gate=True)
 _OLMO = dict(qk_norm=True, qk_norm_kind="whole", pre_norms=False, post_norms=True)
 _GEMMA = dict(norm_offset=1.0, post_norms=True)
 _GEMMA_DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}
+
+_GEMMA3_DEFAULTS = {**_GEMMA_DEFAULTS, "rope_theta": 1e6, "sliding_window": 4096}
+# Published files of the whole model leave out what is as in its 4B.
+_GEMMA3_DEFAULTS |= {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}
+_GEMMA3_DEFAULTS |= {"max_position_embeddings": 131_072}
+_GEMMA4_DEFAULTS = {**_GEMMA_DEFAULTS, "sliding_window": 512, "num_key_value_heads": 4}
+_GEMMA4_DEFAULTS |= {"hidden_size_per_layer_input": 256}
+_GEMMA4 = Family(
+    "Gemma4",
+    defaults=_GEMMA4_DEFAULTS,
+    fixed=dict(post_norms=True, qk_norm=True, value_norm=True, layer_scales=True),
+    windows=hf_keys.gemma4_windows,
+    ropes=hf_ropes.gemma4_ropes,
+    names="gemma4",
+    read=own.gemma4,
+    write=own.gemma4_out,
+)
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("Llama", read=own.llama, write=own.llama_out),
@@ -127,6 +155,27 @@ FAMILIES: dict[str, Family] = {
         read=own.mixtral,
         write=lambda c: {**own.window_out(c), **own.experts_out(c, own.MIXTRAL)},
     ),
+    "ministral3": Family(
+        "Ministral3",
+        defaults=_MINISTRAL3,
+        windows=hf_keys.every,
+        ropes=functools.partial(
+            hf_ropes.ropes,
+            silent=own.MINISTRAL3_ROPE,
+            notes=("llama_4_scaling_beta", "max_position_embeddings"),
+        ),
+        read=own.ministral3,
+        write=own.ministral3_out,
+    ),
+    "minimax_m2": Family(
+        "MiniMaxM2",
+        defaults=_MINIMAX,
+        fixed=dict(qk_norm=True, qk_norm_kind="whole"),
+        ropes=hf_ropes.minimax_ropes,
+        names="minimax",
+        read=own.minimax_m2,
+        write=own.minimax_m2_out,
+    ),
     "gemma2": Family(
         "Gemma2",
         defaults={**_GEMMA_DEFAULTS, **_GEMMA2_CAPS, "sliding_window": 4096},
@@ -138,7 +187,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma3_text": Family(
         "Gemma3",
-        defaults={**_GEMMA_DEFAULTS, "rope_theta": 1e6, "sliding_window": 4096},
+        defaults=_GEMMA3_DEFAULTS,
         fixed=dict(_GEMMA, qk_norm=True),
         windows=hf_keys.gemma3_windows,
         ropes=hf_ropes.gemma3_ropes,
@@ -149,6 +198,12 @@ FAMILIES: dict[str, Family] = {
             **own.windows_out(c),
             **hf_ropes.gemma3_ropes_out(c.ropes),
         },
+    ),
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": dataclasses.replace(
+        _GEMMA4,
+        architecture="Gemma4Unified",
+        defaults={**_GEMMA4_DEFAULTS, "sliding_window": 1024, "hidden_size_per_layer_input": 0},
     ),
     "gpt_oss": Family(
         "GptOss",
@@ -297,6 +352,44 @@ FAMILIES: dict[str, Family] = {
         read=own.glm4_moe,
         write=own.glm4_moe_out,
     ),
+    "seed_oss": Family(
+        "SeedOss",
+        defaults={"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524_288},
+        read=own.seed_oss,
+        write=own.seed_oss_out,
+    ),
+    "ernie4_5": Family(
+        "Ernie4_5",
+        defaults=_ERNIE,
+        fixed=dict(rope_interleaved=True),
+        read=own.ernie4_5,
+        write=own.ernie4_5_out,
+    ),
+    "exaone4": Family(
+        "Exaone4",
+        defaults={"rms_norm_eps": 1e-5, "num_key_value_heads": 32, "sliding_window": 4096},
+        fixed=dict(qk_norm=True, pre_norms=False, post_norms=True),
+        windows=hf_keys.exaone4_windows,
+        names="olmo",
+        read=own.exaone4,
+        write=own.exaone4_out,
+    ),
+    "olmoe": Family(
+        "Olmoe",
+        defaults=_OLMOE,
+        fixed=dict(qk_norm=True, qk_norm_kind="whole"),
+        names="experts",
+        read=own.olmoe,
+        write=own.olmoe_out,
+    ),
+    "cwm": Family(
+        "Cwm",
+        defaults=_CWM,
+        windows=hf_keys.cwm_windows,
+        ropes=functools.partial(hf_ropes.ropes, silent=own.CWM_ROPE),
+        read=own.cwm,
+        write=own.cwm_out,
+    ),
     "granite": Family("Granite", read=own.granite, write=own.granite_out),
     "deepseek_v3": Family(
         "DeepseekV3",
@@ -306,20 +399,39 @@ FAMILIES: dict[str, Family] = {
         write=own.deepseek_out,
     ),
 }
+# Models with images or sound of which the decoder alone is read: model_type -> keys that stand
+# beside text_config and belong to the rest.
+WRAPPERS = {
+    "mistral3": """image_token_index multimodal_projector_bias projector_hidden_act
+    spatial_merge_size vision_feature_layer""",
+    "gemma3": """boi_token_index eoi_token_index image_token_index initializer_range
+    mm_tokens_per_image""",
+    "gemma4": "eoa_token_index initializer_range vision_soft_tokens_per_image",
+    "gemma4_unified": "eoa_token_index initializer_range vision_soft_tokens_per_image",
+}
 
 
 def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     """Returns the ModelConfig of a Hugging Face config.json (as a dict). Raises InputError
     for a family that is not supported, for keys that we would ignore, and for values of
     the wrong type."""
-    name = Keys(config).get("model_type", str)
+    name, part_of = Keys(config).get("model_type", str), ""
+    hf_keys.check_quantisation(Keys(config).get("quantization_config", dict, {}))
+    if name in WRAPPERS:
+        beside = ("quantization_config", *WRAPPERS[name].split())
+        part_of, config = name, hf_keys.text_config(config, beside)
+        name = Keys(config).get("model_type", str)
+        LOG.warning(
+            "config.json: of a %s model its decoder, %s, is read, trained and exported, and no "
+            "images or sounds",
+            part_of,
+            name,
+        )
     if name not in FAMILIES:
         rule = f"supported: {', '.join(FAMILIES)}"
         fix = "take a model of one of these families"
         raise InputError("config.json: model_type", value=name, rule=rule, fix=fix)
-    family = FAMILIES[name]
-    hf_keys.check_quantisation(Keys(config).get("quantization_config", dict, {}))
-    vision = None
+    family, vision = FAMILIES[name], None
     if family.images:
         whole, config = config, hf_keys.text_config(config)
         how = {k: overrides[k] for k in ("dtype", "weight_dtype") if k in overrides}
@@ -333,9 +445,14 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     keys.defaults |= {
         "num_key_value_heads": family.defaults.get("num_key_value_heads", heads),
         "head_dim": family.defaults.get("head_dim", embed // max(heads, 1)),
-        "max_position_embeddings": 2048,
+        "max_position_embeddings": family.defaults.get("max_position_embeddings", 2048),
     }
-    fields = {"family": name, **keys.fields(COMMON, ModelConfig), **family.fixed}
+    fields = {
+        "family": name,
+        "part_of": part_of,
+        **keys.fields(COMMON, ModelConfig),
+        **family.fixed,
+    }
     layers = fields["layers"]
     if not 1 <= layers <= MOST_LAYERS:  # before a list of them is made
         rule = f"1 to {MOST_LAYERS}"
@@ -379,11 +496,12 @@ def _kinds(windows: list[int], fields: dict) -> tuple[LayerKind, ...]:
     chunks = fields.pop("chunks", [0] * fields["layers"])
     recurrent = fields.pop("recurrent_layers", [False] * fields["layers"])
     rotated = [a and not b for a, b in zip(rotated, recurrent, strict=True)]
+    sizes = fields.pop("layer_sizes", [{}] * fields["layers"])
     local = len(fields["ropes"]) - 1  # Gemma 3: layers with a window have a rope of their own
     return tuple(
-        LayerKind(w, c, (local if w else 0) if rotates else None, e, is_recurrent)
-        for w, c, e, rotates, is_recurrent in zip(
-            windows, chunks, experts, rotated, recurrent, strict=True
+        LayerKind(w, c, (local if w else 0) if rotates else None, e, recurrent=r, **s)
+        for w, c, e, rotates, r, s in zip(
+            windows, chunks, experts, rotated, recurrent, sizes, strict=True
         )
     )
 
@@ -419,7 +537,9 @@ def to_hf_config(
         "pad_token_id": pad_id,
         **family.write(config),
     }
-    if family.names == "gemma":
+    if "rope_parameters" in out:  # beside them transformers would read the old keys
+        del out["rope_theta"], out["rope_scaling"]
+    if family.names.startswith("gemma"):
         out["hidden_activation"] = out.pop("hidden_act")  # as the Gemmas say it
     if config.vision:
         outer = ("architectures", "torch_dtype", "tie_word_embeddings")

@@ -8,6 +8,7 @@ family uses which. Readers raise InputError for a value that the decoder does no
 from collections.abc import Mapping
 
 from rljax.errors import InputError
+from rljax.models import hf_keys, hf_ropes
 from rljax.models.config import DeltaConfig, LatentConfig, ModelConfig, yarn_mscale
 from rljax.models.experts import ExpertsConfig
 from rljax.models.hf_keys import NUMBER, Keys, rotated
@@ -41,7 +42,12 @@ DELTA = {
 }
 GPT_OSS_ROPE = dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False)
 GPT_OSS_ROPE["original_max_position_embeddings"] = 4096
+MINISTRAL3_ROPE = dict(rope_type="yarn", factor=16.0, original_max_position_embeddings=16384)
+MINISTRAL3_ROPE |= dict(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1)
+CWM_ROPE = dict(rope_type="llama3", factor=16.0, low_freq_factor=1.0, high_freq_factor=4.0)
+CWM_ROPE["original_max_position_embeddings"] = 8192
 GPT_OSS = {**MIXTRAL, "swiglu_alpha": "alpha", "swiglu_limit": "limit"}
+OLMOE = {key: field for key, field in QWEN_MOE.items() if field != "mlp"}
 DEEPSEEK = {
     "n_routed_experts|num_local_experts": "count",
     "num_experts_per_tok": "per_token",
@@ -281,9 +287,102 @@ def gemma_out(config: ModelConfig) -> dict:
     }
 
 
+def gemma4(keys: Keys, fields: dict) -> dict:
+    """Reads the sizes of the layers that see everything, the soft cap and the scale of embeddings
+    of Gemma 4. Raises InputError for what the decoder does not implement."""
+    layers = fields["layers"]
+    for key, rule in (
+        ("hidden_size_per_layer_input", "0: embeddings of each layer are not implemented"),
+        ("num_kv_shared_layers", "0: layers that read the keys and values of others are not"),
+        ("enable_moe_block", "false: experts beside a dense mlp are not implemented"),
+    ):
+        silent = False if key.startswith("enable") else 0
+        if given := keys.get(key, type(silent), silent):
+            fix = "take a dense model without them, such as the 31B"
+            raise InputError(f"config.json: {key}", value=given, rule=rule, fix=fix)
+    keys.known |= {"vocab_size_per_layer_input", "use_double_wide_mlp"}  # of what is refused above
+    keys.known |= {"num_experts", "top_k_experts", "moe_intermediate_size"}
+    seen = keys.get("use_bidirectional_attention", str, "vision")
+    if seen != "vision":
+        rule = "null or vision: a token of text sees those before it"
+        fix = "take a causal model"
+        raise InputError("config.json: use_bidirectional_attention", value=seen, rule=rule, fix=fix)
+    of_keys = keys.get("attention_k_eq_v", bool, False)
+    wide = keys.positive("global_head_dim", int, 512)
+    few = keys.get("num_global_key_value_heads", int, 0) if of_keys else 0
+    keys.known.add("num_global_key_value_heads")
+    windows = hf_keys.gemma4_windows(keys, layers)
+    sizes = [
+        {} if w else dict(head_dim=wide, kv_heads=few, values_of_keys=of_keys) for w in windows
+    ]
+    return {
+        **biases(keys, fields),
+        "attention_scale": 1.0,
+        "final_soft_cap": keys.get("final_logit_softcapping", NUMBER, 0.0),
+        "embed_scale": fields["embed"] ** 0.5,
+        "layer_sizes": _sizes_by_layer(keys, sizes),
+    }
+
+
+def _sizes_by_layer(keys: Keys, sizes: list[dict]) -> list[dict]:
+    """Returns the fields of LayerKind of every layer, from `per_layer_config` where it is there, as
+    transformers writes it. Raises InputError for other keys in it."""
+    given = keys.get("per_layer_config", Mapping, None)
+    if given is None:
+        return sizes
+    out = []
+    for i, layer in enumerate(sizes):
+        own = Keys(given.get(str(i)) or {})
+        head_dim = own.get("head_dim", int, 0)
+        kv_heads = own.get("num_key_value_heads", int, 0)
+        unread = sorted(set(own.config) - own.known)
+        hf_keys.refuse_unread(f"config.json: per_layer_config: {i} sets", own.config, unread)
+        out.append({**layer, "head_dim": head_dim, "kv_heads": kv_heads})
+    return out
+
+
+def gemma4_out(config: ModelConfig) -> dict:
+    """Writes the keys that `gemma4` reads, and the windows and ropes."""
+    whole = next(kind for kind in config.kinds if not kind.window)
+    windows = windows_out(config)
+    return {
+        **attention_bias_out(config),
+        **windows,
+        **hf_ropes.nested_ropes_out(config.ropes),
+        "sliding_window": windows["sliding_window"] or 512,
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": config.final_soft_cap or None,
+        "global_head_dim": whole.head_dim or config.head_dim,
+        "num_global_key_value_heads": whole.kv_heads or None,
+        "attention_k_eq_v": whole.values_of_keys,
+    }
+
+
 def window_out(config: ModelConfig) -> dict:
     """Writes sliding_window, for the families with one window for all layers."""
     return {"sliding_window": config.kinds[0].window or None}
+
+
+def ministral3(keys: Keys, fields: dict) -> dict:
+    """Reads the temperature of Ministral 3, which is one of the rope parameters. Raises InputError
+    for one without the length at which it begins to grow."""
+    parameters = keys.get("rope_parameters", Mapping, None) or keys.get("rope_scaling", Mapping, {})
+    parameters = Keys(parameters or MINISTRAL3_ROPE)
+    slope = parameters.get("llama_4_scaling_beta", NUMBER, 0.0)
+    if not slope:
+        return {}
+    floor = parameters.positive("original_max_position_embeddings", int)
+    return dict(temperature_floor=floor, temperature_slope=slope, temperature_on_all=True)
+
+
+def ministral3_out(config: ModelConfig) -> dict:
+    """Writes the window of Ministral 3, and its rope parameters in the new spelling, without which
+    transformers takes those of the published models."""
+    parameters = hf_ropes.whole_rope_out(config.ropes[0])
+    if floor := config.temperature_floor:
+        parameters["llama_4_scaling_beta"] = config.temperature_slope
+        parameters["original_max_position_embeddings"] = floor
+    return {**window_out(config), "rope_parameters": parameters}
 
 
 def windows_out(config: ModelConfig) -> dict:
@@ -390,6 +489,108 @@ def llama4_out(config: ModelConfig) -> dict:
         **({"floor_scale": floor} if floor else {}),
         "attn_scale": config.temperature_slope,
     }
+
+
+def minimax_m2(keys: Keys, fields: dict) -> dict:
+    """Reads the experts of MiniMax M2. Raises InputError for settings of its older models."""
+    beta = "layernorm_{}_attention_beta".format
+    rules = {"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True}
+    rules |= {"qk_norm_type": "per_layer", "shared_intermediate_size": 0, "layernorm_mlp_beta": 1.0}
+    rules |= {beta("full"): 1.0, beta("linear"): 1.0}
+    for key, value in rules.items():
+        given = keys.get(key, NUMBER if type(value) is float else type(value), value)
+        if given != value:
+            rule = f"supported: {value}, as of MiniMax M2"
+            fix = "take a model whose config.json says so"
+            raise InputError(f"config.json: {key}", value=given, rule=rule, fix=fix)
+    types = keys.get("attn_type_list", list, [])
+    if any(kind != 1 for kind in types):
+        rule = "1 for every layer: linear attention is not implemented"
+        fix = "take a model without linear attention"
+        raise InputError("config.json: attn_type_list", value=types[:8], rule=rule, fix=fix)
+    # Of layers that predict further tokens, which are not read, and of a dense mlp that none has.
+    keys.known |= {"use_mtp", "num_mtp_modules", "mtp_transformer_layers"}
+    keys.known |= {"mlp_intermediate_size", "shared_moe_mode"}
+    how = dict(mlp=fields["mlp"], gated=fields["activation"], scores="sigmoid")
+    return {"experts": experts(keys, MIXTRAL, correction_bias=True, **how)}
+
+
+def minimax_m2_out(config: ModelConfig) -> dict:
+    """Writes the experts of MiniMax M2, and how much of a head is rotated in both spellings."""
+    (rope,) = config.ropes
+    return {
+        **experts_out(config, MIXTRAL),
+        "partial_rotary_factor": rope.fraction,
+        "rotary_dim": rope.dims(config.head_dim),
+        "scoring_func": "sigmoid",
+        "use_routing_bias": True,
+        "use_qk_norm": True,
+        "qk_norm_type": "per_layer",
+    }
+
+
+def seed_oss(keys: Keys, fields: dict) -> dict:
+    """Reads the biases of Seed-OSS, whose output projection has a key of its own."""
+    keys.known.add("residual_dropout")
+    return {
+        "qkv_bias": keys.get("attention_bias", bool, True),
+        "output_bias": keys.get("attention_out_bias", bool, False),
+        "mlp_bias": keys.get("mlp_bias", bool, False),
+    }
+
+
+def seed_oss_out(config: ModelConfig) -> dict:
+    """Writes the keys that `seed_oss` reads."""
+    return {**llama_out(config), "attention_out_bias": config.output_bias}
+
+
+def ernie4_5(keys: Keys, fields: dict) -> dict:
+    """Reads use_bias, for all linear maps of ERNIE 4.5."""
+    bias = keys.get("use_bias", bool, False)
+    return {"qkv_bias": bias, "output_bias": bias, "mlp_bias": bias}
+
+
+def ernie4_5_out(config: ModelConfig) -> dict:
+    """Writes use_bias."""
+    return {"use_bias": config.mlp_bias}
+
+
+def exaone4(keys: Keys, fields: dict) -> dict:
+    """Reads which layers of EXAONE 4 are rotated: where layers have windows, those alone."""
+    windows = hf_keys.exaone4_windows(keys, fields["layers"])
+    hybrid = keys.get("sliding_window", int, None) is not None
+    return {"rope_layers": [bool(window) or not hybrid for window in windows]}
+
+
+def exaone4_out(config: ModelConfig) -> dict:
+    """Writes the windows of EXAONE 4, which also say which layers are rotated."""
+    windows = windows_out(config)
+    if windows["sliding_window"] is None and config.kinds[0].rope is None:
+        windows["sliding_window"] = 4096  # no layer has one, and none is rotated
+    return windows
+
+
+def olmoe(keys: Keys, fields: dict) -> dict:
+    """Reads the biases and the experts of OLMoE, which all layers have."""
+    how = dict(mlp=fields["mlp"], gated=fields["activation"])
+    return {**biases(keys, fields), "experts": experts(keys, OLMOE, **how)}
+
+
+def olmoe_out(config: ModelConfig) -> dict:
+    """Writes the keys that `olmoe` reads."""
+    return {**attention_bias_out(config), **experts_out(config, OLMOE)}
+
+
+def cwm(keys: Keys, fields: dict) -> dict:
+    """Reads mlp_bias."""
+    return {"mlp_bias": keys.get("mlp_bias", bool, False)}
+
+
+def cwm_out(config: ModelConfig) -> dict:
+    """Writes mlp_bias, the windows of CWM, and its rope in the new spelling, without which
+    transformers takes that of the published model."""
+    rope = {"rope_parameters": hf_ropes.whole_rope_out(config.ropes[0])}
+    return {"mlp_bias": config.mlp_bias, **windows_out(config), **rope}
 
 
 def phi3(keys: Keys, fields: dict) -> dict:

@@ -230,7 +230,7 @@ class GatedDeltaNet(nnx.Module):
         self.norm = RMSNorm(rngs, plain, delta.value_dim, "head_dim")
         output_axes = ("value_heads", "head_dim", "embed")
         self.o = Linear(rngs, config, values, (d,), output_axes)
-        self.delta = delta
+        self.delta, self.stretches = delta, False
 
     def project(self, x, *angles):
         """Returns queries and keys [B, S, Hk, K], values and gates z [B, S, Hv, V], and b and a [B,

@@ -6,7 +6,7 @@ settings in rljax.models.hf_ropes.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from rljax.errors import InputError
 
@@ -318,6 +318,31 @@ def gemma3_windows(keys: Keys, layers: int) -> list[int]:
     return windows(keys, layers, lambda i: (i + 1) % period != 0)
 
 
+def cwm_windows(keys: Keys, layers: int) -> list[int]:
+    """Returns the windows of CWM: on all layers but every fourth, from the first."""
+    return windows(keys, layers, lambda i: i % 4 != 0)
+
+
+def exaone4_windows(keys: Keys, layers: int) -> list[int]:
+    """Returns the windows of EXAONE 4: on all layers but the last of each period, of four layers
+    unless sliding_window_pattern says otherwise. Beside a pattern in letters layer_types counts."""
+    if isinstance(keys.config.get("sliding_window_pattern"), str):
+        keys.get("sliding_window_pattern", str)
+        keys.get("layer_types", list)
+        return windows(keys, layers, None)
+    if keys.get("sliding_window", int, None) is None:
+        keys.get("sliding_window_pattern", int, 0)
+        return windows(keys, layers, None)
+    period = keys.positive("sliding_window_pattern", int, 4)
+    return windows(keys, layers, lambda i: (i + 1) % period != 0)
+
+
+def gemma4_windows(keys: Keys, layers: int) -> list[int]:
+    """Returns the windows of Gemma 4: on all layers but every sixth and, whatever the keys say, the
+    last one."""
+    return [*windows(keys, layers, lambda i: (i + 1) % 6 != 0)[:-1], 0]
+
+
 def no_windows(keys: Keys, layers: int) -> list[int]:
     """Returns 0 for every layer: it sees all tokens."""
     return [0] * layers
@@ -326,11 +351,12 @@ def no_windows(keys: Keys, layers: int) -> list[int]:
 # -- the whole file
 
 
-def text_config(config: Mapping) -> dict:
+def text_config(config: Mapping, beside: Collection[str] = ()) -> dict:
     """Returns the decoder's keys of a model with images: those of text_config, or beside
-    vision_config. Raises InputError for keys outside text_config that nothing reads."""
+    vision_config. Raises InputError for keys outside text_config that nothing reads and that are
+    not `beside`."""
     tokens = (f"{name}_token_id" for name in "image video vision_start vision_end vision".split())
-    shared = {"vision_config", "text_config", *tokens}
+    shared = {"vision_config", "audio_config", "text_config", *tokens, *beside}
     text = config.get("text_config")
     outer = {k: v for k, v in config.items() if k not in shared}
     if not isinstance(text, Mapping):

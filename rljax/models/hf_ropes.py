@@ -3,7 +3,7 @@ to and from Rope."""
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from rljax.errors import InputError
@@ -29,6 +29,7 @@ _ROPE_OF_KIND = {
     "yarn": (*_LONGER, *_OF_YARN),
     "longrope": (*_LONGER, "attention_factor", "short_factor", "long_factor"),
     "dynamic": ("factor",),
+    "proportional": ("factor",),
 }
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 
@@ -76,7 +77,9 @@ def _rope(
     for key in read:
         field, default = _ROPE[key], defaults[_ROPE[key]]
         kinds = {bool: bool, int: int, tuple: list}.get(type(default), NUMBER)
-        needed = key == "factor" or (kind == "llama3" and key.endswith("_freq_factor"))
+        needed = (key == "factor" and kind != "proportional") or (
+            kind == "llama3" and key.endswith("_freq_factor")
+        )
         needed |= key in ("short_factor", "long_factor")
         if kind in ("yarn", "longrope") and key == "factor":
             before = keys.get("original_max_position_embeddings", int, max_tokens)
@@ -117,16 +120,19 @@ def ropes(
     silent: Mapping = MappingProxyType({}),
     fraction: float | None = None,
     older: Mapping = MappingProxyType({}),
+    notes: Collection[str] = (),
 ) -> tuple[Rope, ...]:
     """Returns the model's ropes, from either spelling: `rope_parameters` (new), or `rope_theta` +
     `rope_scaling` (published). Raises InputError for a type or a key that is not known, and for a
     fraction of a head where the family rotates whole ones.
 
     `silent` is what transformers takes where neither is there; `fraction` of a head is rotated
-    where the keys do not say, None: always all of it; `older` are further names of types.
+    where the keys do not say, None: always all of it; `older` are further names of types; `notes`
+    are keys of the parameters that say nothing of the rotation.
     """
     given = keys.get("rope_parameters", Mapping, None)
     parameters = dict(given or keys.get("rope_scaling", Mapping, None) or silent)
+    parameters = {key: value for key, value in parameters.items() if key not in notes}
     kind = parameters.get("rope_type") or parameters.get("type")
     if isinstance(kind, str) and kind in older:
         parameters["rope_type"] = older[kind]
@@ -168,6 +174,32 @@ def gemma3_ropes(
     )
 
 
+def minimax_ropes(keys: Keys, theta: float, max_tokens: int) -> tuple[Rope, ...]:
+    """Returns the rope of MiniMax M2, whose keys may say the number of rotated elements of a head,
+    `rotary_dim`."""
+    head_dim = keys.get("head_dim", int)
+    rotated = keys.positive("rotary_dim", int, head_dim)
+    return ropes(keys, theta, max_tokens, fraction=rotated / head_dim)
+
+
+def gemma4_ropes(keys: Keys, theta: float, max_tokens: int) -> tuple[Rope, ...]:
+    """Returns rope 0 for layers that see everything, which may be proportional, and rope 1 for
+    those with a window. Raises InputError if rope_parameters lacks one of the two."""
+    silent = dict(rope_type="proportional", partial_rotary_factor=0.25, rope_theta=1e6)
+    nested = keys.get("rope_parameters", Mapping, None)
+    nested = nested or {"full_attention": silent, "sliding_attention": {}}
+    if set(nested) != {"full_attention", "sliding_attention"}:
+        raise InputError(
+            "config.json: rope_parameters",
+            value=sorted(nested),
+            rule="one set for full_attention, one for sliding_attention",
+            fix="use the config.json that came with the weights",
+        )
+    full, sliding = (nested[name] or {} for name in ("full_attention", "sliding_attention"))
+    share = 1.0 if full.get("rope_type") == "proportional" else None
+    return _rope(full, theta, max_tokens, fraction=share), _rope(sliding, theta, max_tokens)
+
+
 def mrope(
     keys: Keys,
     theta: float,
@@ -199,9 +231,14 @@ def gemma3_ropes_out(both: tuple[Rope, ...]) -> dict:
 
 def nested_ropes_out(both: tuple[Rope, ...]) -> dict:
     """Returns the new spelling, with the ropes of both types of layers."""
-    entries = [{"rope_theta": r.theta, "rope_type": r.kind, **(rope_out(r) or {})} for r in both]
+    entries = map(whole_rope_out, both)
     named = dict(zip(("full_attention", "sliding_attention"), entries, strict=True))
-    return {"rope_parameters": named, "rope_theta": None, "rope_scaling": None}
+    return {"rope_parameters": named}
+
+
+def whole_rope_out(rope: Rope) -> dict:
+    """Returns the new spelling of one rope."""
+    return {"rope_theta": rope.theta, "rope_type": rope.kind, **(rope_out(rope) or {})}
 
 
 def rope_out(rope: Rope) -> dict | None:
@@ -216,6 +253,8 @@ def rope_out(rope: Rope) -> dict | None:
             or key.endswith("_freq_factor")
         ):
             out[key] = list(value) if isinstance(value, tuple) else value
+    if rope.kind == "proportional":
+        out["partial_rotary_factor"] = rope.fraction
     if out and "rope_type" not in out:
         out["rope_type"] = "default"
     return out or None

@@ -336,8 +336,9 @@ class Model:
 
     def prefill(self, params: dict, prompts: Batch, columns: int, kv_dtype: str = "", rings=True):
         """Returns the caches of every layer after right-padded prompts, with room for `columns`
-        tokens. Recurrent layers have not read the last token, which decoding reads again. Raises InputError for a `kv_dtype` that keys and values cannot be held in, and if
-        the prompts are longer than that."""
+        tokens. Recurrent layers have not read the last token, which decoding reads again. Raises
+        InputError for a `kv_dtype` that keys and values cannot be held in, and if the prompts are
+        longer than that."""
         return self.prefill_routed(params, prompts, columns, kv_dtype, rings)[0]
 
     def prefill_routed(
@@ -353,9 +354,9 @@ class Model:
             call = dataclasses.replace(call, taken=before_last)
         _, layer_outputs = scan_layers(decoder, x, call, keep="cache")
         cache.check_dtype(self.config, kv_dtype)
-        settings = (lengths, self.computed, self.mesh, columns, kv_dtype)
+        sizes, settings = self.computed, (self.mesh, columns, kv_dtype)
         caches = [
-            cache.from_prompt(parts, *settings, kind, rings)
+            cache.from_prompt(parts, lengths, sizes.of(kind), *settings, kind, rings)
             for (parts, _), kind in zip(layer_outputs, self.config.kinds, strict=True)
         ]
         routes = routes_of(self.config, [stats for _, stats in layer_outputs])

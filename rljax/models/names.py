@@ -6,7 +6,7 @@ flattened; ours is [in, out] with heads apart.
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from rljax.models.config import ModelConfig
 from rljax.models.families import FAMILIES
@@ -52,6 +52,19 @@ _EXPERTS = {
     "mlp.up[x]": "mlp.experts.{x}.up_proj.weight",
     "mlp.down[x]": "mlp.experts.{x}.down_proj.weight",
 }
+_MIXTRAL = {
+    **PLAIN,
+    "mlp.router": "block_sparse_moe.gate.weight",
+    "mlp.gate[x]": "block_sparse_moe.experts.{x}.w1.weight",
+    "mlp.up[x]": "block_sparse_moe.experts.{x}.w3.weight",
+    "mlp.down[x]": "block_sparse_moe.experts.{x}.w2.weight",
+}
+_GEMMA = {
+    **PLAIN,
+    "attention_post_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+}
 
 
 def _fused(name: str, *members: str) -> dict[str, Fused]:
@@ -76,12 +89,8 @@ _SHARED_EXPERT = {
 }
 NAMES: dict[str, Mapping[str, str | Disk | Fused]] = {
     "plain": PLAIN,
-    "gemma": {
-        **PLAIN,
-        "attention_post_norm": "post_attention_layernorm",
-        "mlp_norm": "pre_feedforward_layernorm",
-        "mlp_post_norm": "post_feedforward_layernorm",
-    },
+    "gemma": _GEMMA,
+    "gemma4": {**_GEMMA, "output_scale": "layer_scalar"},
     "olmo": {
         **PLAIN,
         "attention_post_norm": "post_attention_layernorm",
@@ -114,13 +123,8 @@ NAMES: dict[str, Mapping[str, str | Disk | Fused]] = {
         "recurrence.b": "linear_attn.in_proj_b",
         "recurrence.a": "linear_attn.in_proj_a",
     },
-    "mixtral": {
-        **PLAIN,
-        "mlp.router": "block_sparse_moe.gate.weight",
-        "mlp.gate[x]": "block_sparse_moe.experts.{x}.w1.weight",
-        "mlp.up[x]": "block_sparse_moe.experts.{x}.w3.weight",
-        "mlp.down[x]": "block_sparse_moe.experts.{x}.w2.weight",
-    },
+    "mixtral": _MIXTRAL,
+    "minimax": {**_MIXTRAL, "mlp.correction": "block_sparse_moe.e_score_correction_bias"},
     "deepseek": {
         **PLAIN,
         **_EXPERTS,
@@ -167,22 +171,23 @@ def text_prefix(config: ModelConfig) -> str:
     return "model.language_model." if nested else "model."
 
 
-def renamed(name: str, tensors: Collection[str]) -> str:
-    """Returns the name of our tensor `name` in a checkpoint that holds the names `tensors`: exports
-    of a base model lack "model.", and models with images are published in two ways."""
+def names_on_disk(names: Iterable[str], tensors: Collection[str]) -> dict[str, str]:
+    """Returns {name of a tensor of ours: its name in a checkpoint that holds the names `tensors`}:
+    exports of a base model lack "model.", and models with images are published in two ways."""
     old_prefixes, new_prefixes = ("visual.", "model."), ("model.visual.", "model.language_model.")
-    is_new, wants_new = (
-        name.startswith(new_prefixes),
-        any(n.startswith(new_prefixes[1]) for n in tensors),
-    )
-    if is_new != wants_new and name.startswith((*old_prefixes, *new_prefixes)):
-        pairs = zip(
-            *((new_prefixes, old_prefixes) if is_new else (old_prefixes, new_prefixes)), strict=True
-        )
-        prefix, replacement = next((a, b) for a, b in pairs if name.startswith(a))
-        return replacement + name.removeprefix(prefix)
+    wants_new = any(n.startswith(new_prefixes[1]) for n in tensors)
     base = "embed_tokens.weight" in tensors and "model.embed_tokens.weight" not in tensors
-    return name.removeprefix("model.") if base else name
+
+    def on_disk(name: str) -> str:
+        is_new = name.startswith(new_prefixes)
+        if is_new != wants_new and name.startswith((*old_prefixes, *new_prefixes)):
+            both = (new_prefixes, old_prefixes) if is_new else (old_prefixes, new_prefixes)
+            pairs = zip(*both, strict=True)
+            prefix, replacement = next((a, b) for a, b in pairs if name.startswith(a))
+            return replacement + name.removeprefix(prefix)
+        return name.removeprefix("model.") if base else name
+
+    return {name: on_disk(name) for name in names}
 
 
 @dataclasses.dataclass(frozen=True)

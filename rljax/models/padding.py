@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from rljax.errors import InputError
 from rljax.mesh import weight_sharding
 from rljax.models.attention_paths import pad_axis
-from rljax.models.config import ModelConfig
+from rljax.models.config import LayerKind, ModelConfig
 from rljax.models.trees import flattened, nested
 
 
@@ -110,6 +111,20 @@ def _whole(size: int, parts: int) -> int:
     return -(-size // parts) * parts
 
 
+def _padded_kinds(config: ModelConfig, tensor: int) -> tuple[LayerKind, ...]:
+    """Returns the kinds of layers with the kv heads that programs compute with. Raises InputError
+    where layers would need different numbers of query heads."""
+    kinds = []
+    for kind in config.kinds:
+        heads = _heads_of(config.of(kind), tensor)
+        if heads.queries != _heads_of(config, tensor).queries:
+            rule = "layers of different kv heads would be padded to different query heads"
+            fix = f"set mesh.tensor to a divisor of {config.heads} heads and of {kind.kv_heads}"
+            raise InputError("mesh.tensor", value=tensor, rule=rule, fix=fix)
+        kinds.append(dataclasses.replace(kind, kv_heads=kind.kv_heads and heads.keys))
+    return tuple(kinds)
+
+
 @functools.cache
 def padded(config: ModelConfig, tensor: int) -> ModelConfig:
     """Returns the config with the sizes that programs compute with; the config itself
@@ -119,6 +134,7 @@ def padded(config: ModelConfig, tensor: int) -> ModelConfig:
         sizes = dict(mlp=_whole(experts.mlp, tensor), shared_mlp=_whole(experts.shared_mlp, tensor))
         experts = dataclasses.replace(experts, **sizes)
     sizes = dict(heads=heads.queries, mlp=_whole(config.mlp, tensor), experts=experts)
+    sizes["kinds"] = _padded_kinds(config, tensor)
     if not config.latent or heads.queries != config.heads:
         sizes["kv_heads"] = heads.keys
     padded_config = dataclasses.replace(config, **sizes)
@@ -188,6 +204,8 @@ def _widened(path: tuple, shapes: dict, config: ModelConfig, tensor: int, x: jax
     it as it likes."""
     if path[0] == "vision":
         return x
+    if path[0] == "layers":
+        config = config.of([k for stack in config.stacks() for k in stack.unit][int(path[1])])
     heads, axes = _heads_of(config, tensor), shapes[path][1]
     for i, axis in enumerate(axes):
         if axis == "heads":

@@ -299,11 +299,14 @@ def _multiplied_bytes(model: Model) -> int:
 
 
 def _attention_width(config) -> tuple[int, int]:
-    """Elements per token of all heads, and of all kv heads."""
+    """Elements per token of all heads, and of all kv heads: the means over layers."""
     if config.latent:
         head_dim = config.latent.nope_dim + config.latent.rope_dim
         return config.heads * head_dim, config.heads * head_dim
-    return config.heads * config.head_dim, config.kv_heads * config.head_dim
+    sizes = [config.of(kind) for kind in config.kinds]
+    heads = sum(layer.heads * layer.head_dim for layer in sizes)
+    kv_heads = sum(layer.kv_heads * layer.head_dim for layer in sizes)
+    return heads // config.layers, kv_heads // config.layers
 
 
 def _kept(config, tensor: int, size: int) -> int:

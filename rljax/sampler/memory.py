@@ -120,9 +120,10 @@ def slots_bytes(
     if pool:
         total_bytes = cache.pool_bytes(model.computed, slots, columns, kv_dtype, pool)
     shards, tensor = row_shards(model.mesh), model.mesh.shape["tensor"]
-    heads = 1 if model.config.latent else model.computed.kv_heads
+    config = model.computed
+    heads = {1} if config.latent else {config.of(kind).kv_heads for kind in config.kinds}
     parts = shards if slots % shards == 0 else 1
-    return total_bytes // (parts * (tensor if heads % tensor == 0 else 1))
+    return total_bytes // (parts * (tensor if all(n % tensor == 0 for n in heads) else 1))
 
 
 def plan(

@@ -186,9 +186,10 @@ class _Owned:
 class PageTables:
     """The pages of each sample, and the table of pages of each slot, of one engine.
 
-    `keeps_pages`: no layer has a sliding window or a recurrent state, which stay with their slot, so
-    a sample that leaves its slot keeps its pages, and what it has read is found again. `pages` is None for an
-    engine without pages: then every method does nothing, and slots are given in their order.
+    `keeps_pages`: no layer has a sliding window or a recurrent state, which stay with their slot,
+    so a sample that leaves its slot keeps its pages, and what it has read is found again. `pages`
+    is None for an engine without pages: then every method does nothing, and slots are given in
+    their order.
     """
 
     def __init__(self, engine: Engine):

@@ -103,8 +103,9 @@ def _most_rows(config: Config, model: Model, weights: int, devices) -> float:
         speed, seconds = flops_per_device * len(devices), STEP_S
     rows = speed * seconds / (FLOPS_PER_WEIGHT * weights * tokens)
     if chip is not None:
-        shape = model.config
-        cached = 2 * shape.layers * shape.kv_heads * shape.head_dim * tokens * 2  # in bfloat16
+        layers = [model.config.of(kind) for kind in model.config.kinds]
+        elements = sum(2 * layer.kv_heads * layer.head_dim for layer in layers)
+        cached = elements * tokens * 2  # in bfloat16
         rows = min(rows, CACHE_SHARE * chip.hbm_bytes * len(devices) / cached)
     return rows
 

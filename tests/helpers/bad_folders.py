@@ -25,7 +25,7 @@ BAD_VALUES += [
     ("rope_parameters", {"rope_type": "yarn", "factor": -4.0}),
     ("rope_parameters", {"rope_type": "yarn", "factor": 4.0, "low_freq_factor": 1.0}),
     ("rope_parameters", {"rope_type": "dynamic"}),
-    ("rope_parameters", {"rope_type": "proportional", "factor": 2.0}),
+    ("rope_parameters", {"rope_type": "axial", "factor": 2.0}),
     ("rope_parameters", {"rope_type": 3}),
     ("rope_parameters", {"rope_type": ["llama3"]}),
     ("rope_parameters", {"rope_type": "linear"}),

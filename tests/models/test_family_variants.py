@@ -240,6 +240,7 @@ ROWS = {
 LLAMA4 = dict(
     intermediate_size=24, intermediate_size_mlp=40, num_local_experts=4, num_experts_per_tok=1
 )
+GEMMA4 = dict(hidden_size_per_layer_input=0, sliding_window=5, global_head_dim=16)
 # Families that have no golden folder: test_written_families asks more of them.
 NEWER = {
     "olmo2": ("olmo2", dict(rope_parameters=LLAMA3), False),
@@ -399,6 +400,126 @@ NEWER = {
             norm_topk_prob=False,
             partial_rotary_factor=1.0,
             attention_bias=True,
+        ),
+        False,
+    ),
+    "ministral3": (
+        "ministral3",
+        dict(rope_parameters=dict(YARN, llama_4_scaling_beta=0.3, mscale=1.0, mscale_all_dim=1.0)),
+        False,
+    ),
+    "ministral3-plain": (
+        "ministral3",
+        dict(
+            rope_parameters=dict(
+                rope_type="default",
+                rope_theta=1e4,
+                llama_4_scaling_beta=0.5,
+                original_max_position_embeddings=4,
+            ),
+            sliding_window=7,
+            tie_word_embeddings=True,
+        ),
+        False,
+    ),
+    "gemma4": (
+        "gemma4_text",
+        dict(
+            GEMMA4,
+            attention_k_eq_v=True,
+            num_global_key_value_heads=1,
+            final_logit_softcapping=3.0,
+            num_hidden_layers=7,
+            tie_word_embeddings=True,
+        ),
+        False,
+    ),
+    "gemma4-sizes": (
+        "gemma4_unified_text",
+        dict(
+            GEMMA4,
+            layer_types=[FULL, SLIDE, FULL],
+            attention_bias=True,
+            use_bidirectional_attention="vision",
+            rope_parameters={
+                FULL: dict(rope_type="proportional", rope_theta=1e4, partial_rotary_factor=0.5),
+                SLIDE: dict(rope_type="default", rope_theta=2e4),
+            },
+        ),
+        False,
+    ),
+    "minimax_m2": ("minimax_m2", dict(EXPERTS, rotary_dim=4), False),
+    "minimax_m2-tied": (
+        "minimax_m2",
+        dict(
+            EXPERTS,
+            num_local_experts=6,
+            tie_word_embeddings=True,
+            num_key_value_heads=6,
+            head_dim=16,
+            rope_parameters=dict(YARN, partial_rotary_factor=0.75),
+        ),
+        False,
+    ),
+    "seed_oss": ("seed_oss", dict(residual_dropout=0.0, rope_parameters=YARN), False),
+    "seed_oss-biases": (
+        "seed_oss",
+        dict(
+            residual_dropout=0.1,
+            attention_bias=False,
+            attention_out_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=True,
+        ),
+        False,
+    ),
+    "ernie4_5": ("ernie4_5", dict(tie_word_embeddings=True), False),
+    "ernie4_5-biases": (
+        "ernie4_5",
+        dict(use_bias=True, tie_word_embeddings=False, num_key_value_heads=6, head_dim=12),
+        False,
+    ),
+    "exaone4": (
+        "exaone4",
+        dict(num_hidden_layers=5, sliding_window=5, rope_parameters=LLAMA3),
+        False,
+    ),
+    "exaone4-whole": (
+        "exaone4",
+        dict(sliding_window=None, layer_types=[FULL] * 3, tie_word_embeddings=True),
+        False,
+    ),
+    "exaone4-letters": (
+        "exaone4",
+        dict(sliding_window=4, sliding_window_pattern="LLG", layer_types=[SLIDE, FULL, FULL]),
+        False,
+    ),
+    "olmoe": ("olmoe", dict(num_experts=6, num_experts_per_tok=3, num_key_value_heads=6), False),
+    "olmoe-normalised": (
+        "olmoe",
+        dict(
+            num_experts=4,
+            num_experts_per_tok=2,
+            norm_topk_prob=True,
+            attention_bias=True,
+            tie_word_embeddings=True,
+        ),
+        False,
+    ),
+    "llama-proportional": (
+        "llama",
+        dict(rope_parameters=dict(rope_type="proportional", factor=2.0, rope_theta=1e4)),
+        False,
+    ),
+    "cwm": ("cwm", dict(num_hidden_layers=5, sliding_window=5), False),
+    "cwm-layers": (
+        "cwm",
+        dict(
+            layer_types=[SLIDE, SLIDE, FULL],
+            sliding_window=4,
+            mlp_bias=True,
+            rope_parameters=dict(rope_type="default", rope_theta=1e4),
+            tie_word_embeddings=True,
         ),
         False,
     ),

@@ -4,6 +4,7 @@ either side, gradients, greedy decoding with the cache, meshes, adapters.
 Their logits, and the way back to disk, are rows of test_family_variants, too.
 """
 
+import dataclasses
 import functools
 import json
 
@@ -16,7 +17,7 @@ from packed_rows import groups_of, plain_rows
 from packed_rows import packed_rows as packed_in_rows
 from published_configs import CONFIGS
 from test_families import _norms_on_disk
-from test_family_variants import NEWER, rows, write
+from test_family_variants import NEWER, ROWS, SMALL, rows, write
 from test_lora import adapted, moved
 from test_packed_rows import value_and_gradient, weights_of
 from test_sharding import loss_and_gradient, packed_rows
@@ -167,6 +168,76 @@ def test_longrope_is_fixed_for_a_sampler(written):
     assert np.abs(long - other)[np.asarray(batch.mask) > 0].max() > 0.1
 
 
+TINY_TOWER = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+# model_type of a model with images -> its decoder, of ROWS; its other parts
+WRAPPED = {
+    "mistral3": (
+        "ministral3",
+        dict(
+            vision_config=dict(
+                TINY_TOWER, model_type="pixtral", head_dim=8, image_size=28, patch_size=14
+            )
+        ),
+    ),
+    "gemma3": (
+        "gemma3-local-scaling",
+        dict(vision_config=dict(TINY_TOWER, image_size=28, patch_size=14), mm_tokens_per_image=4),
+    ),
+    "gemma4": (
+        "gemma4",
+        dict(vision_config=dict(TINY_TOWER, num_key_value_heads=2, head_dim=8), audio_config=None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_decoder_of_a_model_with_images(name, tied, tmp_path, caplog):
+    """It is read from the folder of the whole, in either spelling of its tensors; exported it is a
+    model of its own; its adapter is one of the whole."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    peft, save_file = (
+        pytest.importorskip("peft"),
+        pytest.importorskip("safetensors.torch").save_file,
+    )
+    (decoder, parts), folder = WRAPPED[name], tmp_path / "whole"
+    text = {**SMALL, **ROWS[decoder][1], "model_type": ROWS[decoder][0]}
+    text["tie_word_embeddings"] = not tied  # that of the whole goes before it
+    config = transformers.AutoConfig.for_model(
+        name, text_config=text, tie_word_embeddings=tied, **parts
+    )
+    kind = transformers.AutoModelForImageTextToText
+    torch.manual_seed(0)
+    theirs = kind.from_config(config, attn_implementation="eager").eval()
+    theirs.save_pretrained(folder)
+    batch = rows()
+
+    def computed(them):
+        ids, keep = (torch.tensor(np.asarray(x)) for x in (batch.tokens, batch.segment_ids))
+        with torch.no_grad():
+            return them(ids, attention_mask=keep).logits.numpy()
+
+    read = load_config(folder, remat="none")
+    assert f"of a {name} model its decoder, {ROWS[decoder][0]}, is read" in caplog.text
+    assert read.tie_embeddings == tied and read.part_of == name
+    model, params, plain, base = adapted(folder, targets=("self_attn.*",))
+    logits = jax.jit(plain.logits)(base, batch)
+    near(logits, computed(theirs), batch.mask)
+    inner = {n: x.detach() for n, x in theirs.state_dict().items() if not (tied and "lm_head" in n)}
+    (tmp_path / "new").mkdir()
+    save_file(inner, tmp_path / "new" / "model.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, load_params(tmp_path / "new", plain), base)
+
+    save_params(tmp_path / "ours", plain, base, bos_id=1, eos_ids=(2,), pad_id=0)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    near(logits, computed(again), batch.mask)
+    params = moved(params)
+    save_adapter(tmp_path / "adapter", model, params)
+    whole = kind.from_pretrained(folder, attn_implementation="eager")
+    whole = peft.PeftModel.from_pretrained(whole, tmp_path / "adapter")
+    near(jax.jit(model.logits)(params, batch), computed(whole), batch.mask)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -180,6 +251,8 @@ def test_longrope_is_fixed_for_a_sampler(written):
         "llama4",
         "qwen3_5",
         "qwen3_next",
+        "gemma4",
+        "minimax_m2",
     ],
 )
 @pytest.mark.parametrize("sizes", [dict(fsdp=2, tensor=2), dict(fsdp=2, context=2, tensor=1)])
@@ -206,7 +279,10 @@ def test_meshes(written, name, sizes, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", lanes(["phi3-long"], ["glm4", "olmo2", "smollm3", "glm4_moe", "qwen3_5", "qwen3_next"])
+    "name",
+    lanes(
+        ["phi3-long"], "glm4 olmo2 smollm3 glm4_moe qwen3_5 qwen3_next gemma4 minimax_m2".split()
+    ),
 )
 def test_adapters_are_those_of_peft(written, name, tmp_path):
     """PEFT computes with what we saved; and with its own adapters, whose A the parts of a fused map
@@ -267,13 +343,32 @@ def test_an_adapter_that_mixes_fused_parts_is_refused(written, tmp_path):
 def test_published_settings_are_read_and_written(name):
     """Every key is known, nothing is lost on the way back, and the layers repeat a short unit, so
     that their compiled body is small."""
-    config = from_hf_config(CONFIGS[name])
-    assert from_hf_config(json.loads(json.dumps(to_hf_config(config, eos_ids=(1, 2))))) == config
-    assert sum(len(stack.unit) for stack in config.stacks()) <= 4
-    assert config.layers == CONFIGS[name]["num_hidden_layers"]
+    config, text = from_hf_config(CONFIGS[name]), CONFIGS[name].get("text_config", CONFIGS[name])
+    again = from_hf_config(json.loads(json.dumps(to_hf_config(config, eos_ids=(1, 2)))))
+    assert dataclasses.replace(again, part_of=config.part_of) == config
+    assert sum(len(stack.unit) for stack in config.stacks()) <= 7
+    assert config.layers == text["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("name", ["cwm", "exaone4", "gemma3_text", "gemma4_text", "olmo3"])
+def test_layers_with_a_window_where_config_json_names_none(name):
+    """transformers writes layer_types, so that the tests above never leave them out."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {**SMALL, "num_hidden_layers": 14, "hidden_size_per_layer_input": 0}
+    sizes = sizes if name == "gemma4_text" else {**SMALL, "num_hidden_layers": 14}
+    types = transformers.AutoConfig.for_model(name, **sizes).layer_types
+    config = from_hf_config({"model_type": name, **sizes})
+    assert [kind.window > 0 for kind in config.kinds] == [t == "sliding_attention" for t in types]
+
+
+def test_the_rotated_part_of_a_head_in_the_published_spelling():
+    """transformers writes another one, which the tests above read."""
+    (rope,) = from_hf_config(CONFIGS["minimax_m2"]).ropes
+    assert rope.dims(128) == 64
 
 
 PAIRS = dict(type="longrope", short_factor=[1.0] * 4, long_factor=[1.0] * 4)
+LLAMA4_SCALE = dict(llama_4_scaling_beta=0.1)
 REFUSED = [
     ("phi3", dict(full_attn_mod=2), "full_attn_mod"),
     ("phi3", dict(rope_scaling=dict(PAIRS, short_factor=[1.0] * 3)), "short_factor"),
@@ -288,6 +383,23 @@ REFUSED = [
     ("smollm3", dict(no_rope_layers=[1]), "no_rope_layers"),
     ("smollm3", dict(no_rope_layer_interval=0), "no_rope_layer_interval"),
     ("smollm3", dict(layer_types=["sliding_attention"] * 3), "sliding_attention"),
+    ("ministral3", dict(rope_parameters=dict(LLAMA4_SCALE, rope_type="default")), "original_max"),
+    ("ministral3", dict(rope_parameters=dict(LLAMA4_SCALE, scale=2)), "scale"),
+    ("gemma4_text", dict(hidden_size_per_layer_input=256), "hidden_size_per_layer_input"),
+    ("gemma4_text", dict(num_kv_shared_layers=2), "num_kv_shared_layers"),
+    ("gemma4_text", dict(enable_moe_block=True), "enable_moe_block"),
+    ("gemma4_text", dict(use_bidirectional_attention="all"), "use_bidirectional_attention"),
+    ("gemma4_text", dict(per_layer_config={"1": dict(sliding_window=2)}), "sliding_window"),
+    ("gemma4_text", dict(rope_parameters=dict(rope_theta=1e4)), "rope_parameters"),
+    ("minimax_m2", dict(scoring_func="softmax"), "scoring_func"),
+    ("minimax_m2", dict(use_routing_bias=False), "use_routing_bias"),
+    ("minimax_m2", dict(shared_intermediate_size=64), "shared_intermediate_size"),
+    ("minimax_m2", dict(attn_type_list=[1, 0, 1]), "attn_type_list"),
+    ("minimax_m2", dict(layernorm_mlp_beta=3.5), "layernorm_mlp_beta"),
+    ("minimax_m2", dict(rotary_dim=0), "rotary_dim"),
+    ("exaone4", dict(sliding_window_pattern="LLLG"), "layer_types"),
+    ("exaone4", dict(sliding_window_pattern=0), "sliding_window_pattern"),
+    ("olmoe", dict(clip_qkv=8.0), "clip_qkv"),
     ("granite", dict(attention_multiplier=0.0), "attention_multiplier"),
     ("granite", dict(logits_scaling=-1.0), "logits_scaling"),
     ("glm4_moe", dict(scoring_func="softmax"), "scoring_func"),
@@ -315,7 +427,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(family, changes, field, tmp_
         head_dim=8,
     )
     moe = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24)
-    base = {"model_type": family, **sizes, **(moe if family == "glm4_moe" else {})}
+    needed = {"glm4_moe": moe, "gemma4_text": dict(hidden_size_per_layer_input=0)}
+    base = {"model_type": family, **sizes, **needed.get(family, {})}
     from_hf_config(base)
     with pytest.raises(InputError, match=field):
         from_hf_config({**base, **changes})

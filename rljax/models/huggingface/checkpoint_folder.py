@@ -28,7 +28,7 @@ from rljax.models.config import ModelConfig
 from rljax.models.huggingface import quantised
 from rljax.models.huggingface.safetensors_file import FLOATS, TensorInfo, read_header
 from rljax.models.model import Model
-from rljax.models.names import disk_pieces, renamed, text_prefix
+from rljax.models.names import disk_pieces, names_on_disk, text_prefix
 
 LOG = logging.getLogger("rljax")
 INDEX = "model.safetensors.index.json"
@@ -41,6 +41,12 @@ _HEAD = "lm_head.weight"
 # activation checkpoints and TRL's value heads.
 _INNER = "_(?:orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)"
 _WRAPPERS = re.compile(rf"\A(?:(?:module|pretrained_model|{_INNER})\.)++|(?<=\.)(?:{_INNER}\.)++")
+# As models with images and sound are published whose decoder alone is read, and the rest of them.
+_OLD_DECODER = re.compile(r"\Alanguage_model\.(?=model\.|lm_head\.)")
+_TOWERS = re.compile(
+    r"(?:model\.)?"
+    r"(?:vision_tower|audio_tower|multi_modal_projector|vision_embedder|embed_vision|embed_audio)\."
+)
 # Scales of a cache of keys and values in 8 bits, and of activations: here both are not quantised.
 _UNUSED_SCALES = tuple(f".{name}_scale" for name in "input activation output q k v kv prob".split())
 _VALUE_HEAD = "v_head."
@@ -186,7 +192,7 @@ def find_tensors(folder: Path) -> dict[str, TensorLocation]:
 
 def _add(tensors: dict[str, TensorLocation], name: str, location: TensorLocation) -> None:
     """Adds a tensor by its name without wrappers. Raises InputError if there is one."""
-    plain = _WRAPPERS.sub("", name)
+    plain = _OLD_DECODER.sub("", _WRAPPERS.sub("", name))
     if plain in tensors:
         other = tensors[plain].file
         raise InputError(
@@ -216,7 +222,7 @@ def has_own_head(folder: Path, config: ModelConfig) -> bool:
         tensors = find_tensors(folder)
     except InputError:  # whoever reads the weights says what is wrong with them
         return False
-    embedding = renamed(f"{text_prefix(config)}embed_tokens.weight", tensors)
+    (embedding,) = names_on_disk([f"{text_prefix(config)}embed_tokens.weight"], tensors).values()
     if _HEAD not in tensors or embedding not in tensors:
         return False
     both = tensors[_HEAD], tensors[embedding]
@@ -278,6 +284,8 @@ def _ignorable(name: str, model: Model) -> bool:
         return True
     if name.endswith(_UNUSED_SCALES):
         return True
+    if config.part_of and _TOWERS.match(name):
+        return True
     if name == _HEAD:  # else it is a weight of ours
         return True
     if name.startswith(_VALUE_HEAD):  # of TRL, beside a language model; a critic would lose it
@@ -288,7 +296,7 @@ def _ignorable(name: str, model: Model) -> bool:
         return config.recurrent
     layer = re.match(r"(?:model\.)?layers\.(\d{1,9})\.", name)
     # The layers that predict further tokens come after the others.
-    has_them = config.family in ("deepseek_v3", "glm4_moe")
+    has_them = config.family in ("deepseek_v3", "glm4_moe", "minimax_m2")
     return has_them and bool(layer) and int(layer[1]) >= config.layers
 
 
@@ -309,7 +317,7 @@ def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, TensorLoc
     if model.head == "scalar" and "score.weight" not in tensors:  # a language model
         del wanted["score.weight"]
         zero = ("score.weight",)
-    on_disk = {name: renamed(name, tensors) for name in wanted}
+    on_disk = names_on_disk(wanted, tensors)
     embedding = f"{text_prefix(model.config)}embed_tokens.weight"
     if model.config.tie_embeddings and on_disk[embedding] not in tensors and _HEAD in tensors:
         on_disk[embedding] = _HEAD  # safetensors' save_model keeps one name of a shared matrix

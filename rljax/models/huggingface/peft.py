@@ -20,6 +20,7 @@ from rljax.arrays import fetch, put_whole
 from rljax.errors import InputError
 from rljax.files import open_file, read_json_object
 from rljax.models.adapters import lora
+from rljax.models.config import ModelConfig
 from rljax.models.families import FAMILIES
 from rljax.models.huggingface.safetensors_file import require_finite
 from rljax.models.model import Model
@@ -84,13 +85,18 @@ class Half:
         return block.swapaxes(-1, -2) if self.experts and self.is_a else block.T
 
 
+def _has_towers(config: ModelConfig) -> bool:
+    """Returns whether the base has more than a decoder, which transformers then keeps below
+    language_model."""
+    return config.vision is not None or bool(config.part_of)
+
+
 def _halves(model: Model) -> dict[str, list[Half]]:
     """{PEFT's tensor name: what it holds}."""
     out: dict[str, list[Half]] = {}
     config, shapes, blocks = model.config, model.shapes(), block_layers(model.config)
     every = slice(None)
-    # transformers keeps the decoder of every model with images below language_model.
-    prefix = "base_model.model.model." + ("language_model." if config.vision else "")
+    prefix = "base_model.model.model." + ("language_model." if _has_towers(config) else "")
     for path, (shape, _) in shapes.items():
         if path == ("head",) and model.head == "scalar":
             out["base_model.model.score.weight"] = [Half(path, None, shape[::-1], every, every)]
@@ -215,7 +221,7 @@ def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = 
         "lora_alpha": alpha,
         "rank_pattern": ranks,
         "alpha_pattern": {last: alpha * many / rank for last, many in ranks.items()},
-        "target_modules": _targets(names, tower, bool(model.config.vision)) or None,
+        "target_modules": _targets(names, tower, _has_towers(model.config)) or None,
         "target_parameters": sorted(parameters) or None,
         "lora_dropout": 0.0,
         "bias": "none",
@@ -225,11 +231,11 @@ def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = 
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _targets(names: set[str], tower: set[str], images: bool) -> list[str] | str:
+def _targets(names: set[str], tower: set[str], has_towers: bool) -> list[str] | str:
     """The last part of every name; of a model with a vision tower, which has the same ones, a
     pattern, with the names of the tower's maps in full."""
     last = sorted({name.rpartition(".")[2] for name in names})
-    if not images:
+    if not has_towers:
         return last
     decoder = [rf"language_model\..*\.({'|'.join(last)})"] if last else []
     full = [re.escape(name).replace(re.escape("{}"), r"\d+") for name in sorted(tower)]
