@@ -93,6 +93,11 @@ _QWEN_NEXT |= {"linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}
 _QWEN_NEXT_MOE = {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512}
 _QWEN_NEXT_MOE |= {"norm_topk_prob": True, "shared_expert_intermediate_size": 512}
 _QWEN_3_5 = {**_QWEN_NEXT, "num_key_value_heads": 4}
+_QWEN_3_5_MOE = {**_QWEN_NEXT, **_QWEN_NEXT_MOE, "num_experts": 256, "num_experts_per_tok": 8}
+_TEXT_ROPES = functools.partial(hf_ropes.ropes, sections=True, fraction=0.25)
+_IMAGE_ROPES = functools.partial(
+    hf_ropes.mrope, interleaved=True, sections=(11, 11, 10), fraction=0.25
+)
 _GATED = dict(qk_norm=True, norm_offset=1.0, attention_gate=True)
 _OLMO = dict(qk_norm=True, qk_norm_kind="whole", pre_norms=False, post_norms=True)
 _GEMMA = dict(norm_offset=1.0, post_norms=True)
@@ -251,7 +256,7 @@ FAMILIES: dict[str, Family] = {
         "Qwen3_5",
         defaults=_QWEN_3_5,
         fixed=_GATED,
-        ropes=functools.partial(hf_ropes.ropes, sections=True, fraction=0.25),
+        ropes=_TEXT_ROPES,
         names="qwen3_5",
         read=own.recurrent,
         write=own.recurrent_out,
@@ -260,9 +265,7 @@ FAMILIES: dict[str, Family] = {
         "Qwen3_5",
         defaults=_QWEN_3_5,
         fixed=_GATED,
-        ropes=functools.partial(
-            hf_ropes.mrope, interleaved=True, sections=(11, 11, 10), fraction=0.25
-        ),
+        ropes=_IMAGE_ROPES,
         names="qwen3_5",
         read=own.recurrent,
         write=own.recurrent_out,
@@ -270,12 +273,22 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen3_5_moe_text": Family(
         "Qwen3_5Moe",
-        defaults={**_QWEN_NEXT, **_QWEN_NEXT_MOE, "num_experts": 256, "num_experts_per_tok": 8},
+        defaults=_QWEN_3_5_MOE,
         fixed=_GATED,
-        ropes=functools.partial(hf_ropes.ropes, sections=True, fraction=0.25),
+        ropes=_TEXT_ROPES,
         names="qwen3_5",
         read=own.qwen3_5_moe,
         write=own.qwen3_5_moe_out,
+    ),
+    "qwen3_5_moe": Family(
+        "Qwen3_5Moe",
+        defaults=_QWEN_3_5_MOE,
+        fixed=_GATED,
+        ropes=_IMAGE_ROPES,
+        names="qwen3_5",
+        read=own.qwen3_5_moe,
+        write=own.qwen3_5_moe_out,
+        images=True,
     ),
     "olmo2": Family(
         "Olmo2",

@@ -103,7 +103,18 @@ def qwen3_moe_out(config: ModelConfig) -> dict:
 
 def recurrent(keys: Keys, fields: dict, *, joined: bool = False) -> dict:
     """Reads which layers of Qwen3.5 are gated delta nets, and their sizes. Raises InputError for
-    layers of another type, and for another activation than silu, which the nets have."""
+    layers of another type, and for settings that published models do not have: another activation
+    than silu, heads without gates, states in other numbers than float32."""
+    fixed = {"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")}
+    fixed |= {"mamba_ssm_dtype": ("float32",), "mlp_only_layers": ([],)}
+    for key, allowed in fixed.items():
+        value = keys.get(key, type(allowed[0]), allowed[0])
+        if value not in allowed and not (key == "mlp_only_layers" and joined):
+            rule = f"supported: {' or '.join(map(repr, allowed))}"
+            fix = "take a model whose config.json says so"
+            raise InputError(f"config.json: {key}", value=value, rule=rule, fix=fix)
+    # Layers that predict further tokens come after the others, and are not read.
+    keys.known |= {"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}
     layers, types = fields["layers"], keys.get("layer_types", list, None)
     period = keys.positive("full_attention_interval", int, 4)
     if types is None:

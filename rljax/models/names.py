@@ -167,7 +167,7 @@ _TOP = {"embedding": "embed_tokens.weight", "norm.scale": "norm.weight"}
 
 def text_prefix(config: ModelConfig) -> str:
     """Returns the beginning of the names of the decoder's tensors."""
-    nested = config.family in ("qwen3_vl", "qwen3_5")
+    nested = config.family in ("qwen3_vl", "qwen3_5", "qwen3_5_moe")
     return "model.language_model." if nested else "model."
 
 

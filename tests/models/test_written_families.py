@@ -12,12 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import lanes
+from conftest import golden, lanes
 from packed_rows import groups_of, plain_rows
 from packed_rows import packed_rows as packed_in_rows
 from published_configs import CONFIGS
+from safetensors.numpy import load_file, save_file
 from test_families import _norms_on_disk
-from test_family_variants import NEWER, ROWS, SMALL, rows, write
+from test_families import rows as stored_rows
+from test_family_variants import DELTA, NEWER, ROWS, SHARED, SMALL, rows, write
 from test_lora import adapted, moved
 from test_packed_rows import value_and_gradient, weights_of
 from test_sharding import loss_and_gradient, packed_rows
@@ -324,8 +326,6 @@ def test_adapters_are_those_of_peft(written, name, tmp_path):
 
 
 def test_an_adapter_that_mixes_fused_parts_is_refused(written, tmp_path):
-    from safetensors.numpy import load_file, save_file
-
     *_, folder, _, _ = written("phi3-long")
     model, params, _, _ = adapted(folder, targets=("qkv_proj",))
     save_adapter(tmp_path, model, moved(params))
@@ -454,3 +454,90 @@ def test_packed_rows_that_share_prefixes(written, name):
     np.testing.assert_allclose(got[0], want[0], rtol=1e-4, atol=1e-4)
     for a, b in zip(jax.tree.leaves(got[1]), jax.tree.leaves(want[1]), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4 * max(1e-2, np.abs(b).max()))
+
+
+def with_experts_together(tensors: dict) -> dict:
+    """The matrices of all experts of a layer in two tensors, as published files have them."""
+    out, layers = {}, {}
+    for name, value in tensors.items():
+        stem, _, rest = name.partition(".mlp.experts.")
+        if rest and rest[0].isdigit():
+            number, matrix, _ = rest.split(".")
+            layers.setdefault(stem, {})[int(number), matrix] = value
+        else:
+            out[name] = value
+    for stem, of_layer in layers.items():
+        count = 1 + max(number for number, _ in of_layer)
+
+        def matrices(name, count=count, of_layer=of_layer):
+            return np.stack([of_layer[number, name] for number in range(count)])
+
+        both = [matrices("gate_proj"), matrices("up_proj")]
+        out[f"{stem}.mlp.experts.gate_up_proj"] = np.concatenate(both, axis=1)
+        out[f"{stem}.mlp.experts.down_proj"] = matrices("down_proj")
+    return out
+
+
+def published_qwen3_5(config, kind: str) -> dict:
+    """A config.json with the keys of the published ones, beside those of `config`."""
+    told = config.to_dict()
+    told["text_config"] |= dict(
+        attn_output_gate=True,
+        full_attention_interval=2,
+        mamba_ssm_dtype="float32",
+        mtp_num_hidden_layers=1,
+        mtp_use_dedicated_embeddings=False,
+        mlp_only_layers=[],
+    )
+    told["vision_config"] |= dict(deepstack_visual_indexes=[], model_type=kind)
+    return told
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_qwen3_5_with_images(experts, tmp_path):
+    """The whole published model: a tower without mergers behind its layers, positions of images,
+    layers that predict further tokens, which are left out; all experts of a layer together."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    folder = golden("hf", "qwen3_vl")
+    given, io = json.loads((folder / "config.json").read_text()), np.load(folder / "io.npz")
+    rope = dict(rope_theta=1e4, partial_rotary_factor=0.5, mrope_section=[2, 1, 1])
+    rope |= dict(rope_type="default", mrope_interleaved=True)
+    kind, name = ("qwen3_5_moe", "Qwen3_5Moe") if experts else ("qwen3_5", "Qwen3_5")
+    given["text_config"] |= dict(DELTA, layer_types=["linear_attention", "full_attention"])
+    given["text_config"] |= dict(model_type=f"{kind}_text", rope_parameters=rope)
+    given["text_config"] |= SHARED if experts else {}
+    given["vision_config"].pop("deepstack_visual_indexes")
+    given["vision_config"]["model_type"] = f"{kind}_vision"
+    settings = {k: v for k, v in given.items() if k != "model_type"}
+    config = getattr(transformers, f"{name}Config")(**settings)
+    torch.manual_seed(0)
+    theirs = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(published_qwen3_5(config, kind)))
+    tensors = load_file(tmp_path / "model.safetensors")
+    if experts:
+        tensors = with_experts_together(tensors)
+        assert tensors["model.language_model.layers.0.mlp.experts.gate_up_proj"].shape[1] == 48
+    tensors["mtp.norm.weight"] = np.ones(64, np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+
+    ids, mask = (torch.tensor(io[name]) for name in ("input_ids", "attention_mask"))
+    grid, pixels = torch.tensor(io["image_grid_thw"]), torch.tensor(io["pixel_values"])
+    kinds = (ids == config.image_token_id).int()
+    inputs = dict(input_ids=ids, attention_mask=mask, mm_token_type_ids=kinds)
+    with torch.no_grad():
+        want = theirs(**inputs, pixel_values=pixels, image_grid_thw=grid).logits.numpy()
+    loaded = load_config(tmp_path, remat="none")
+    model = Model(loaded, make_mesh(devices=jax.devices()[:1]))
+    params = load_params(tmp_path, model)
+    batch = stored_rows(io, vision=loaded.vision)
+    near(jax.jit(model.logits)(params, batch), want, batch.segment_ids > 0)
+
+    save_params(tmp_path / "ours", model, params)
+    again = type(theirs).from_pretrained(tmp_path / "ours").eval()
+    with torch.no_grad():
+        told = again(**inputs, pixel_values=pixels, image_grid_thw=grid).logits.numpy()
+    near(told, want, io["attention_mask"] > 0)

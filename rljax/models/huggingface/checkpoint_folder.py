@@ -25,10 +25,11 @@ from rljax.gguf import weights_file
 from rljax.gguf.folder import tensors_of
 from rljax.gguf.rows import StoredTensor
 from rljax.models.config import ModelConfig
+from rljax.models.families import FAMILIES
 from rljax.models.huggingface import quantised
 from rljax.models.huggingface.safetensors_file import FLOATS, TensorInfo, read_header
 from rljax.models.model import Model
-from rljax.models.names import disk_pieces, names_on_disk, text_prefix
+from rljax.models.names import NAMES, disk_pieces, names_on_disk, text_prefix
 
 LOG = logging.getLogger("rljax")
 INDEX = "model.safetensors.index.json"
@@ -300,12 +301,40 @@ def _ignorable(name: str, model: Model) -> bool:
     return has_them and bool(layer) and int(layer[1]) >= config.layers
 
 
+def _experts_apart(tensors: dict[str, TensorLocation], config) -> dict[str, TensorLocation]:
+    """Returns the tensors with those that hold the matrices of all experts of a layer, [X, 2 F, D]
+    and [X, D, F], as one of each expert, where a family's are so; published Qwen3.5 has the
+    former. A matrix of an expert is a piece of the file."""
+    experts = config.experts
+    named_alone = NAMES[FAMILIES[config.family].names].get("mlp.gate[x]")
+    if not experts or not isinstance(named_alone, str):
+        return tensors
+    out = dict(tensors)
+    sizes = {"gate_up_proj": (2 * experts.mlp, config.embed)}
+    sizes["down_proj"] = (config.embed, experts.mlp)
+    for name, location in tensors.items():
+        stem, _, matrix = name.rpartition(".mlp.experts.")
+        whole = (experts.count, *sizes.get(matrix, ()))
+        if not stem or location.is_coded or location.shape != whole or len(whole) != 3:
+            continue
+        del out[name]
+        parts = ("gate_proj", "up_proj") if matrix == "gate_up_proj" else (matrix,)
+        entry, shape = location.entry, (whole[1] // len(parts), whole[2])
+        size = (entry.end - entry.begin) // (experts.count * len(parts))
+        for i in range(experts.count * len(parts)):
+            part = f"{stem}.mlp.experts.{i // len(parts)}.{parts[i % len(parts)]}.weight"
+            begin = entry.begin + i * size
+            piece = dataclasses.replace(entry, shape=shape, begin=begin, end=begin + size)
+            out[part] = dataclasses.replace(location, entry=piece)
+    return out
+
+
 def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, TensorLocation]]:
     """Returns (report, {the model's name of a tensor: TensorLocation}), from the headers
     alone. Raises one InputError that names every tensor that is missing, unexpected,
     misshaped or unreadable, and one for a head that config.json ties and that is another
     matrix than the embedding."""
-    tensors = quantised.combined(find_tensors(folder), folder)
+    tensors = _experts_apart(quantised.combined(find_tensors(folder), folder), model.config)
     if model.head == "lm" and model.config.tie_embeddings and has_own_head(folder, model.config):
         raise InputError(
             f"{folder}: {_HEAD} is not the embedding, to which config.json ties it",

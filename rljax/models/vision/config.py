@@ -18,7 +18,7 @@ _MOST_LAYERS, _LARGEST_SIZE = 1_000, 2**24
 class VisionConfig:
     """One vision tower. Sizes in elements; layer numbers start at 0."""
 
-    family: str  # "qwen2_5_vl" | "qwen3_vl" | "qwen3_5": decides norms, MLP and weight names
+    family: str  # a key of _KEYS: decides norms, MLP and weight names
     layers: int
     embed: int
     mlp: int
@@ -143,10 +143,11 @@ _KEYS = {
         "patch_size": ("patch_size", 16),
         "deepstack_layers": ("deepstack_visual_indexes", (8, 16, 24)),
     },
-    "qwen3_5": _SHARED | {"patch_size": ("patch_size", 16)},
+    "qwen3_5": _SHARED | {"patch_size": ("patch_size", 16)},  # without mergers behind its layers
 }
+_KEYS["qwen3_5_moe"] = _KEYS["qwen3_5"]
 _ACTIVATION = {"qwen2_5_vl": "silu", "qwen3_vl": "gelu_pytorch_tanh"}
-_ACTIVATION["qwen3_5"] = _ACTIVATION["qwen3_vl"]
+_ACTIVATION |= dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "gelu_pytorch_tanh")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 _TOKENS = {
     "image_token_id": ("image_token_id", 151655),
@@ -175,7 +176,7 @@ _IGNORED = set(
 
 def _tokens(family: str) -> dict[str, tuple[str, int]]:
     """Returns {field: (its key, the id without it)} of the tokens that stand for images."""
-    if family != "qwen3_5":
+    if not family.startswith("qwen3_5"):
         return _TOKENS
     return {
         name: (key, id) for (name, (key, _)), id in zip(_TOKENS.items(), _TOKENS_3_5, strict=True)
@@ -241,7 +242,7 @@ def _refuse_unknown(family: str, vision: Mapping):
     read_keys = {key for key, _ in _KEYS[family].values()} | _READ_APART | _IGNORED
     if family == "qwen2_5_vl":
         read_keys.discard("num_position_embeddings")
-    unset = {k for k, v in vision.items() if v is None or v is False}
+    unset = {k for k, v in vision.items() if v is None or v is False or v == []}
     unknown = sorted(set(vision) - read_keys - unset)
     if unknown:
         raise InputError(

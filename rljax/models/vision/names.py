@@ -38,4 +38,5 @@ VISION_NAMES = {
 VISION_NAMES["qwen3_5"] = {  # the same tower, without the mergers behind some of its layers
     ours: theirs for ours, theirs in VISION_NAMES["qwen3_vl"].items() if "deepstack" not in ours
 }
+VISION_NAMES["qwen3_5_moe"] = VISION_NAMES["qwen3_5"]
 STACKED = ("blocks", "deepstack")
