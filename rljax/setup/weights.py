@@ -5,7 +5,6 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from rljax import hosts, hub
@@ -14,11 +13,10 @@ from rljax.config.schema import MODELS
 from rljax.config.values import texts_of
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
-from rljax.files import open_file, read_json_object, write_json
+from rljax.files import open_file, read_json_object
 from rljax.keys import root_key, stream
 from rljax.models.adapters import lora
 from rljax.models.config import ModelConfig
-from rljax.models.families import from_hf_config
 from rljax.models.huggingface import load_config, load_params, load_with_report
 from rljax.models.huggingface.checkpoint_folder import LoadReport, compare, find_tensors
 from rljax.models.huggingface.peft import load_adapter
@@ -90,64 +88,6 @@ def _refuse_other_base(folder: str, record: Path, files: list[str], may_differ: 
         fix += "--config.checkpoint.allow_changed=model"
         raise InputError(text, rule=rule, fix=fix)
     LOG.warning("%s (%s). Fix: put the files of that time back", text, rule)
-
-
-def record_model_configs(config: Config, record: Path) -> None:
-    """Writes the config.json of every local model that a run reads into its model.json, which
-    `initial_params` may have begun: weights are another model under another config."""
-    if hosts.first() and (configs := _model_configs(config)):
-        previous = read_json_object(record) if record.exists() else {}
-        write_json(record, {**previous, "configs": configs})
-
-
-def check_model_configs(
-    config: Config, record: Path, *, allowed: Sequence[str] = (), fields: Sequence[str] = ()
-) -> None:
-    """Raises InputError if the config.json of a model makes another ModelConfig than the one in
-    `record`, the run's model.json; of the `allowed` fields it is a warning. `fields`: those that
-    are compared, () = all. A run without the record is not checked."""
-    for field, folder, changes in hosts.share(_other_configs(config, record)):
-        if fields and field not in fields:
-            continue
-        text = f"{folder}/config.json makes another model than when this run began"
-        fix = "put back the config.json of that time, which the run's model.json has under configs"
-        if field not in allowed:
-            fix += f"; or go on with this one: --config.checkpoint.allow_changed={field}"
-            rule = "the weights of the run belong to the model of that time"
-            raise InputError(text, value=changes, rule=rule, fix=fix)
-        LOG.warning("%s: got %r. Fix: %s", text, changes, fix)
-
-
-def _model_configs(config: Config) -> dict[str, list[dict]]:
-    """Returns {field: config.json of each local folder that it names}."""
-    configs = {}
-    for field in (name for name in MODELS if name != "tokenizer"):
-        folders = map(hub.model_folder, filter(os.path.exists, texts_of(config, field)))
-        paths = [path for folder in folders if (path := Path(folder, "config.json")).is_file()]
-        if paths:
-            configs[field] = [read_json_object(path) for path in paths]
-    return configs
-
-
-def _other_configs(config: Config, record: Path) -> list[tuple[str, str, str]]:
-    """Returns (field, folder, changed keys) of each model whose config.json makes another
-    ModelConfig than the recorded one; [] if the record is not there, or holds none."""
-    try:
-        recorded = dict(read_json_object(record)["configs"])
-    except (InputError, LookupError, TypeError, ValueError):
-        return []
-    others = []
-    for field, configs in _model_configs(config).items():
-        folders = filter(os.path.exists, texts_of(config, field))
-        for folder, now, then in zip(folders, configs, recorded.get(field, ()), strict=False):
-            if now != then and from_hf_config(now) != from_hf_config(then):
-                changes = [
-                    f"{key}={now.get(key)!r}, which was {then.get(key)!r}"
-                    for key in sorted({*now, *then})
-                    if now.get(key) != then.get(key)
-                ]
-                others.append((field, folder, "; ".join(changes)))
-    return others
 
 
 def check_weights(config: Config, model: Model) -> None:
