@@ -3,6 +3,7 @@ the files of those models that no checkpoint holds. A resume compares both."""
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from rljax.config.schema import MODELS
 from rljax.config.values import texts_of
 from rljax.errors import InputError
 from rljax.files import read_json_object, write_json
+from rljax.models.config import ModelConfig
 from rljax.models.families import from_hf_config
 from rljax.models.huggingface import checkpoint_folder
 from rljax.models.huggingface.checkpoint_folder import find_tensors
@@ -169,7 +171,7 @@ def _other_configs(config: Config, record: Path) -> list[tuple[str, str, str]]:
     for field, configs in _model_configs(config).items():
         folders = filter(os.path.exists, texts_of(config, field))
         for folder, now, then in zip(folders, configs, recorded.get(field, ()), strict=False):
-            if now != then and from_hf_config(now) != from_hf_config(then):
+            if now != then and _computation(now) != _computation(then):
                 changes = [
                     f"{key}={now.get(key)!r}, which was {then.get(key)!r}"
                     for key in sorted({*now, *then})
@@ -177,3 +179,10 @@ def _other_configs(config: Config, record: Path) -> list[tuple[str, str, str]]:
                 ]
                 others.append((field, folder, "; ".join(changes)))
     return others
+
+
+def _computation(hf_config: dict) -> ModelConfig:
+    """Returns the ModelConfig without the spread of random weights, which loaded ones have not."""
+    config = from_hf_config(hf_config)
+    vision = config.vision and dataclasses.replace(config.vision, init_std=0.0)
+    return dataclasses.replace(config, init_std=0.0, vision=vision)

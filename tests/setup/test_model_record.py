@@ -76,3 +76,21 @@ def test_what_a_checkpoint_holds_is_not_compared(folders, tmp_path):  # noqa: F8
     write_weights(folder, "scalar", seed=1)
     build.check_models(setup, record)
     assert "frozen" not in json.loads(record.read_text())
+
+
+def test_the_spread_of_random_weights_is_no_part_of_a_loaded_model(
+    folders,  # noqa: F811
+    tmp_path,
+):
+    folder, record = tmp_path / "model", tmp_path / "model.json"
+    shutil.copytree(folders["same-lm"], folder)
+    config = config_of(folders, tmp_path, dataflow="on_policy_distil", teacher_model=f"{folder}/")
+    setup = build.build(config, jax.devices()[:1])
+    build.record_models(setup, record)
+    path = folder / "config.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"initializer_range": 0.5}))
+    build.check_models(setup, record)
+    path.write_text(json.dumps(content | {"rms_norm_eps": 0.5}))
+    with pytest.raises(InputError, match="rms_norm_eps=0.5"):
+        build.check_models(setup, record)
