@@ -1,5 +1,6 @@
 """model.json: a run that goes on reads the very weights of the models that no checkpoint holds."""
 
+import dataclasses
 import json
 import shutil
 
@@ -8,10 +9,12 @@ import pytest
 from test_same_ids import READERS, config_of, folders  # noqa: F401
 
 from rljax import setup as build
+from rljax.data.text.tokenizer import load_tokenizer
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import load_config, save_params
 from rljax.models.model import Model
+from rljax.setup.weights import check_weights
 
 _GUIDED = dict(algorithm__collect="guided_search()")
 # {field: (head of the model that it names, the fields of a config)}
@@ -94,3 +97,34 @@ def test_the_spread_of_random_weights_is_no_part_of_a_loaded_model(
     path.write_text(json.dumps(content | {"rms_norm_eps": 0.5}))
     with pytest.raises(InputError, match="rms_norm_eps=0.5"):
         build.check_models(setup, record)
+
+
+@pytest.mark.parametrize("field", ["reward.model", "reward.cost_model", "reward.process_model"])
+def test_a_language_model_is_no_scorer(folders, field, tmp_path):  # noqa: F811
+    config = config_of(folders, tmp_path)
+    setattr(config.reward, field.removeprefix("reward."), f"{folders['same-scalar']}/")
+    model = build.load_model(config, load_tokenizer(folders["same-lm"]))
+    check_weights(config, model)
+    setattr(config.reward, field.removeprefix("reward."), f"{folders['same-lm']}/")
+    with pytest.raises(InputError, match=f"{field}=.* is a language model; it has no score.weight"):
+        check_weights(config, model)
+
+
+def test_a_language_model_scores_nothing_untrained_and_warns_as_a_critic(
+    folders,  # noqa: F811
+    tmp_path,
+    caplog,
+):
+    folder, mesh = str(folders["same-lm"]), make_mesh(devices=jax.devices()[:1])
+    with pytest.raises(InputError, match="the reward model=.* is a language model"):
+        build.load_scalar("the reward model", folder, load_config(folder), mesh)
+    config = config_of(folders, tmp_path, dataflow="ppo", critic_model=f"{folder}/")
+    setup = build.build(config, jax.devices()[:1])
+    inputs = build.RoleInputs("critic", setup, setup.main, {})
+    caplog.clear()
+    build.role_table(config)["critic"].make(inputs)
+    assert caplog.text.count("is a language model (it has no score.weight): its scores start") == 1
+    guided = dataclasses.replace(config, roles=(f"guide=value_model(folder='{folder}/')",))
+    inputs = dataclasses.replace(inputs, name="guide")
+    with pytest.raises(InputError, match="role guide=.* is a language model"):
+        build.role_table(guided)["guide"].make(inputs)
