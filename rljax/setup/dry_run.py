@@ -43,7 +43,7 @@ _LEARNING = (
 def batch_fields(setup: Setup, phase: Phase) -> set[str]:
     """Returns the names of the fields of a phase's batches filled before its dataflow runs."""
     names = {"tokens", "segment_ids", "positions", "mask", *KINDS[phase.data].fields}
-    config = setup.config
+    config, is_main = setup.config, phase.name == setup.main.name  # a copy of the phase, too
     if phase.samples:
         names |= set(spec(setup.rollout).fills or ())
         if config.sampler.router_replay and sampled_prompts(config):
@@ -52,10 +52,10 @@ def batch_fields(setup: Setup, phase: Phase) -> set[str]:
             names -= {"entropy"}
         if setup.needs_costs:
             names |= {"costs"}
-        if config.teachers and phase is setup.main:
+        if config.teachers and is_main:
             names |= {"teacher"}
         names |= fields_by_settings(config)
-    elif phase is setup.main:
+    elif is_main:
         items = [setup.data.first["item"]] if setup.data.first else []
         for item in items if phase.data == "trajectories" else ():
             names |= {"process_rewards"} if item.process_scores is not None else set()
@@ -64,7 +64,7 @@ def batch_fields(setup: Setup, phase: Phase) -> set[str]:
             names.add("ref_logprobs")
     if images_of(setup, phase) is not None:
         names |= {"pixels", "patch_coords", "rope_positions"}
-    if phase is setup.main and any("reference" in group.roles for group in setup.groups):
+    if is_main and any("reference" in group.roles for group in setup.groups):
         names.add("ref_logprobs")
     return names
 
