@@ -11,7 +11,10 @@ from pathlib import Path
 from rljax.config.schema import FIELDS
 
 GAP = "…"  # what is only known where the error is raised
-KINDS = {"InputError", "UnknownField", "Unreadable", "HostsLate", "UnknownModel", "Damaged"}
+KINDS = {
+    *("InputError", "UnknownField", "Unreadable", "HostsLate", "UnknownModel"),
+    *("Damaged", "UnfilledFields"),
+}
 
 
 @dataclasses.dataclass(frozen=True, order=True)

@@ -42,6 +42,10 @@ class FinishReason(enum.IntEnum):
     TIME = 5  # of an episode: its seconds were
 
 
+class UnfilledFields(InputError):
+    """Fields of a batch that a stage needs, and that no stage has filled."""
+
+
 NOT_SAMPLED = -2  # the policy_version of tokens that no policy drew: texts of the data
 LIMITS = (FinishReason.LENGTH, FinishReason.TURNS, FinishReason.TIME)
 
@@ -176,7 +180,8 @@ class Batch:
             filled = [f.name for f in dataclasses.fields(self) if self.__dict__[f.name] is not None]
             problem = f"{by} needs batch field {', '.join(missing)}, which no stage has filled"
             fix = "run the stage that fills it first: the dataflow decides the order"
-            raise InputError(problem, rule=f"the batch has {', '.join(filled)}", fix=fix)
+            rule = f"the batch has {', '.join(filled)}"
+            raise UnfilledFields(problem, rule=rule, fix=fix)
         return self
 
     @property

@@ -71,7 +71,9 @@ METRICS = {
         "responses interrupted before their end", "share", "near 0"
     ),
     "staleness/mean": Metric(
-        "optimizer steps that the sampler's weights are behind", "optimizer steps", "0 on-policy"
+        "optimizer steps that the sampler's weights are behind, of tokens that this run sampled",
+        "optimizer steps",
+        "0 on-policy",
     ),
     "staleness/max": Metric(
         "most optimizer steps behind, of any token", "optimizer steps", "below 8"
@@ -162,8 +164,9 @@ def sample_metrics(batch: Batch, version=None, *, correct_at: float = 1.0) -> di
     """Returns lengths and finish reasons of a batch [B, S], and metrics of rewards and groups where
     there are rewards: scalars.
 
-    `version` is the trainer's, in optimizer steps; with it the staleness of a token is how many
-    steps it is behind. A score of at least `correct_at` is right.
+    `version` is the trainer's, in optimizer steps; with it the staleness of a token that this run
+    sampled is how many steps it is behind, NaN if there is none. A score of at least `correct_at`
+    is right.
     """
     batch.require("finish_reason", by="sample_metrics")
     tokens, live = _counted_tokens(batch)
@@ -188,9 +191,10 @@ def sample_metrics(batch: Batch, version=None, *, correct_at: float = 1.0) -> di
         metrics["reward/length_correlation"] = _correlation(scores, tokens, live)
     if version is not None and batch.policy_version is not None:
         age = (version - batch.policy_version).astype(jnp.float32)
-        sampled = batch.mask * batches.is_sampled(batch)
-        metrics["staleness/mean"] = batches.masked_mean(age, sampled)
-        metrics["staleness/max"] = batches.masked_max(age, sampled)
+        of_run = batch.mask * (batch.policy_version >= 0)
+        ages = {"mean": batches.masked_mean(age, of_run), "max": batches.masked_max(age, of_run)}
+        known = jnp.any(of_run > 0)
+        metrics |= {f"staleness/{k}": jnp.where(known, x, jnp.nan) for k, x in ages.items()}
     return metrics
 
 

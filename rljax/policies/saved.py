@@ -35,10 +35,11 @@ from rljax.runs.store import is_folder, is_url
 from rljax.sampler import Sampling
 from rljax.sampler.memory import slots_that_fit
 from rljax.setup.decoding import decoding_of
+from rljax.setup.model_record import check_model_configs
 from rljax.setup.rewards import model_scorer, text_scorer
 from rljax.setup.scoring import make_episodes
 from rljax.setup.setup import check_length, load_model, make_sampling
-from rljax.setup.weights import check_model_configs, initial_params
+from rljax.setup.weights import initial_params
 
 LOG = logging.getLogger("rljax")
 _SCORED_ROWS = 8  # by a reward model at once, on each device

@@ -66,7 +66,7 @@ def _value(saved: SavedPolicy, folder: str, reads: Reads) -> Value:
         return _critic(saved, folder)
     field = "--search_model"
     source = (saved.config, saved.model, saved.tokenizer, field, folder)
-    model, params = scalar_model(*source, adapted=False)
+    model, params = scalar_model(*source, trained=False)
     lines = ()
     if reads == "process":
         separator = step_separator_of(folder)

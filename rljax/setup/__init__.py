@@ -4,6 +4,7 @@ alone (dry_run)."""
 
 from rljax.setup.from_config import build
 from rljax.setup.images import save_tokenizer, stop_ids
+from rljax.setup.model_record import check_models, record_models
 from rljax.setup.rewards import abstract_scorers, reward_role, text_scorer
 from rljax.setup.role_table import (
     RoleInputs,
@@ -17,14 +18,7 @@ from rljax.setup.role_table import (
 )
 from rljax.setup.scoring import make_episodes, open_players
 from rljax.setup.setup import Phase, Setup, check_length, load_model, make_sampling, prompt_order
-from rljax.setup.weights import (
-    STEP_SEPARATOR,
-    check_model_configs,
-    initial_params,
-    load_scalar,
-    record_model_configs,
-    step_separator_of,
-)
+from rljax.setup.weights import STEP_SEPARATOR, initial_params, load_scalar, step_separator_of
 
 __all__ = [
     "STEP_SEPARATOR",
@@ -35,7 +29,7 @@ __all__ = [
     "abstract_scorers",
     "build",
     "check_length",
-    "check_model_configs",
+    "check_models",
     "initial_params",
     "load_model",
     "load_scalar",
@@ -45,7 +39,7 @@ __all__ = [
     "open_players",
     "own_roles",
     "prompt_order",
-    "record_model_configs",
+    "record_models",
     "reward_role",
     "role_arrays",
     "role_names",

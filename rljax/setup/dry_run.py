@@ -13,7 +13,7 @@ import re
 import jax
 import jax.numpy as jnp
 
-from rljax.batch import Batch
+from rljax.batch import Batch, UnfilledFields
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, AlgorithmConfig
 from rljax.config.schema import FIELDS as SETTINGS
@@ -43,7 +43,7 @@ _LEARNING = (
 def batch_fields(setup: Setup, phase: Phase) -> set[str]:
     """Returns the names of the fields of a phase's batches filled before its dataflow runs."""
     names = {"tokens", "segment_ids", "positions", "mask", *KINDS[phase.data].fields}
-    config = setup.config
+    config, is_main = setup.config, phase.name == setup.main.name  # a copy of the phase, too
     if phase.samples:
         names |= set(spec(setup.rollout).fills or ())
         if config.sampler.router_replay and sampled_prompts(config):
@@ -52,10 +52,10 @@ def batch_fields(setup: Setup, phase: Phase) -> set[str]:
             names -= {"entropy"}
         if setup.needs_costs:
             names |= {"costs"}
-        if config.teachers and phase is setup.main:
+        if config.teachers and is_main:
             names |= {"teacher"}
         names |= fields_by_settings(config)
-    elif phase is setup.main:
+    elif is_main:
         items = [setup.data.first["item"]] if setup.data.first else []
         for item in items if phase.data == "trajectories" else ():
             names |= {"process_rewards"} if item.process_scores is not None else set()
@@ -64,7 +64,7 @@ def batch_fields(setup: Setup, phase: Phase) -> set[str]:
             names.add("ref_logprobs")
     if images_of(setup, phase) is not None:
         names |= {"pixels", "patch_coords", "rope_positions"}
-    if phase is setup.main and any("reference" in group.roles for group in setup.groups):
+    if is_main and any("reference" in group.roles for group in setup.groups):
         names.add("ref_logprobs")
     return names
 
@@ -380,6 +380,8 @@ class _Checked(Component):
         label = f"algorithm.{self.field}={self.text!r}"
         try:
             result = super().__call__(*args, **kwargs)
+        except UnfilledFields as error:
+            raise self._unfilled(args) or error from None
         except InputError:
             raise
         except Exception as error:
@@ -411,6 +413,22 @@ class _Checked(Component):
                     "mean or sum out",
                 )
         return result
+
+    def _unfilled(self, args: tuple) -> InputError | None:
+        """Returns the error for fields of the batch that the component declares to read and that
+        nothing fills; None if it declares none of them."""
+        batch = next(x for x in args if isinstance(x, Batch))
+        missing = [name for name in spec(self).reads if vars(batch)[name] is None]
+        if not missing:
+            return None
+        default = vars(AlgorithmConfig())[self.field]
+        names, field = ", ".join(missing), f"algorithm.{self.field}"
+        fix = f"a dataflow whose batches have {'it' if len(missing) == 1 else 'them'}"
+        is_text = isinstance(default, str) and default
+        if is_text and not {*missing} & {*spec(resolve(default, self.stage.module)).reads}:
+            fix = f"{field}={default!r}, or {fix}"
+        rule = f"it needs batch field {names}, which nothing in this run fills"
+        return InputError(f"{field}={self.text!r}", rule=rule, fix=fix)
 
     def _first_of(self, result: object, label: str):
         """Returns the array of a stage from the values that its function returned. Raises

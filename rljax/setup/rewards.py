@@ -110,7 +110,7 @@ def _scorer(
     config: Config, policy: Model, tokenizer: Tokenizer, field: str, folder: str
 ) -> tuple[Model, dict]:
     """Loads the scorer of a field, with its weights where they lie between two uses."""
-    model, params = scalar_model(config, policy, tokenizer, field, folder, adapted=False)
+    model, params = scalar_model(config, policy, tokenizer, field, folder, trained=False)
     return model, _kept(config, params)
 
 

@@ -179,7 +179,7 @@ def value_model(inputs: RoleInputs, *, folder: str, reads: Reads = "outcome") ->
     params = model.abstract()
     if not inputs.abstract:
         source = (inputs.config, setup.model, setup.tokenizer, field, folder)
-        params = scalar_model(*source, adapted=False)[1]
+        params = scalar_model(*source, trained=False)[1]
     lines = ()
     if reads == "process":
         separator = step_separator_of(folder)

@@ -184,7 +184,7 @@ def scalar_start(
             model_config = dataclasses.replace(model_config, labels=1, **squashed)
             model = Model(model_config, policy.mesh, "scalar")
             return model, model.abstract()
-        loaded, params = scalar_model(config, policy, tokenizer, field, folder, adapted=True)
+        loaded, params = scalar_model(config, policy, tokenizer, field, folder, trained=True)
         scalar_config = dataclasses.replace(loaded.config, **squashed)
         return dataclasses.replace(loaded, config=scalar_config), params
     scalar_config = dataclasses.replace(policy.config, labels=labels, **squashed)

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Container
 from pathlib import Path
 
 from rljax import hosts, hub
@@ -14,11 +14,10 @@ from rljax.config.schema import MODELS
 from rljax.config.values import texts_of
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
-from rljax.files import open_file, read_json_object, write_json
+from rljax.files import open_file, read_json_object
 from rljax.keys import root_key, stream
 from rljax.models.adapters import lora
 from rljax.models.config import ModelConfig
-from rljax.models.families import from_hf_config
 from rljax.models.huggingface import load_config, load_params, load_with_report
 from rljax.models.huggingface.checkpoint_folder import LoadReport, compare, find_tensors
 from rljax.models.huggingface.peft import load_adapter
@@ -29,6 +28,7 @@ from rljax.setup.same_ids import differing_ids, tokenizer_of
 from rljax.setup.setup import adapter_fields
 
 LOG = logging.getLogger("rljax")
+SCORERS = ("reward.model", "reward.cost_model", "reward.process_model")  # fields
 
 
 def initial_params(
@@ -92,68 +92,11 @@ def _refuse_other_base(folder: str, record: Path, files: list[str], may_differ: 
     LOG.warning("%s (%s). Fix: put the files of that time back", text, rule)
 
 
-def record_model_configs(config: Config, record: Path) -> None:
-    """Writes the config.json of every local model that a run reads into its model.json, which
-    `initial_params` may have begun: weights are another model under another config."""
-    if hosts.first() and (configs := _model_configs(config)):
-        previous = read_json_object(record) if record.exists() else {}
-        write_json(record, {**previous, "configs": configs})
-
-
-def check_model_configs(
-    config: Config, record: Path, *, allowed: Sequence[str] = (), fields: Sequence[str] = ()
-) -> None:
-    """Raises InputError if the config.json of a model makes another ModelConfig than the one in
-    `record`, the run's model.json; of the `allowed` fields it is a warning. `fields`: those that
-    are compared, () = all. A run without the record is not checked."""
-    for field, folder, changes in hosts.share(_other_configs(config, record)):
-        if fields and field not in fields:
-            continue
-        text = f"{folder}/config.json makes another model than when this run began"
-        fix = "put back the config.json of that time, which the run's model.json has under configs"
-        if field not in allowed:
-            fix += f"; or go on with this one: --config.checkpoint.allow_changed={field}"
-            rule = "the weights of the run belong to the model of that time"
-            raise InputError(text, value=changes, rule=rule, fix=fix)
-        LOG.warning("%s: got %r. Fix: %s", text, changes, fix)
-
-
-def _model_configs(config: Config) -> dict[str, list[dict]]:
-    """Returns {field: config.json of each local folder that it names}."""
-    configs = {}
-    for field in (name for name in MODELS if name != "tokenizer"):
-        folders = map(hub.model_folder, filter(os.path.exists, texts_of(config, field)))
-        paths = [path for folder in folders if (path := Path(folder, "config.json")).is_file()]
-        if paths:
-            configs[field] = [read_json_object(path) for path in paths]
-    return configs
-
-
-def _other_configs(config: Config, record: Path) -> list[tuple[str, str, str]]:
-    """Returns (field, folder, changed keys) of each model whose config.json makes another
-    ModelConfig than the recorded one; [] if the record is not there, or holds none."""
-    try:
-        recorded = dict(read_json_object(record)["configs"])
-    except (InputError, LookupError, TypeError, ValueError):
-        return []
-    others = []
-    for field, configs in _model_configs(config).items():
-        folders = filter(os.path.exists, texts_of(config, field))
-        for folder, now, then in zip(folders, configs, recorded.get(field, ()), strict=False):
-            if now != then and from_hf_config(now) != from_hf_config(then):
-                changes = [
-                    f"{key}={now.get(key)!r}, which was {then.get(key)!r}"
-                    for key in sorted({*now, *then})
-                    if now.get(key) != then.get(key)
-                ]
-                others.append((field, folder, "; ".join(changes)))
-    return others
-
-
 def check_weights(config: Config, model: Model) -> None:
     """Raises InputError if a local folder that a run would read weights from has none, has files
-    that are cut short, or lacks a tensor of the policy or has one of another shape. Only the
-    headers and sizes of files are read. Models on the hub are not checked."""
+    that are cut short, or lacks a tensor of the policy or has one of another shape, or is a
+    language model that would score. Only the headers and sizes of files are read. Models on the
+    hub are not checked."""
     if config.model and os.path.exists(config.model):
         base_model = dataclasses.replace(model, config=lora.without(model.config))
         compare(hub.model_folder(config.model), base_model)
@@ -164,7 +107,9 @@ def check_weights(config: Config, model: Model) -> None:
                 with os.fdopen(open_file(file), "rb") as opened:
                     read_header(opened.fileno(), file)
             else:
-                find_tensors(hub.model_folder(folder))
+                tensors = find_tensors(hub.model_folder(folder))
+                if field in SCORERS:
+                    _check_score(field, folder, tensors)
 
 
 def multiplied_in_dtype(path: tuple[str, ...], config: ModelConfig) -> bool:
@@ -192,12 +137,33 @@ def step_separator_of(folder: str | Path) -> str:
     return separator if isinstance(separator, str) else "\n"
 
 
-def load_scalar(field: str, folder: str, wanted: ModelConfig, mesh) -> tuple[Model, dict]:
+def _check_score(
+    field: str, folder: str, tensors: Container[str], *, starts_head: bool = False
+) -> None:
+    """Raises InputError for the tensors of a language model where a reward model is read; where
+    training starts the head at zero, it is a warning."""
+    if "score.weight" in tensors:
+        return
+    text, rule = f"{field}={folder} is a language model", "it has no score.weight"
+    fix = "give the folder of a reward model, such as reward_model/ of a run's folder"
+    if not starts_head:
+        rule += ", which gives the score of a reward model"
+        raise InputError(text, rule=rule, fix=fix)
+    if hosts.first():
+        LOG.warning("%s (%s): its scores start at 0. Fix, if they should not: %s", text, rule, fix)
+
+
+def load_scalar(
+    field: str, folder: str, wanted: ModelConfig, mesh, *, starts_head: bool = False
+) -> tuple[Model, dict]:
     """Loads a reward model as one with a single label: of two labels (wrong, right) the value is
-    the difference of the logits. Raises InputError for a model with more labels."""
+    the difference of the logits. Raises InputError for a model with more labels, and for a language
+    model; with `starts_head`, for models that are trained, that gets a head of zeros."""
     if wanted.labels > 2:
         fix = f"--config.{field}=FOLDER of a model that gives one score"
         raise InputError(f"{field}={folder}", value=wanted.labels, rule="1 or 2 labels", fix=fix)
+    tensors = find_tensors(hub.model_folder(folder, hub.WEIGHTS))
+    _check_score(field, folder, tensors, starts_head=starts_head)
     params = load_params(folder, Model(wanted, mesh, "scalar"))
     if wanted.labels == 2:
         for name in ("head", "head_bias"):
@@ -207,17 +173,19 @@ def load_scalar(field: str, folder: str, wanted: ModelConfig, mesh) -> tuple[Mod
 
 
 def scalar_model(
-    config: Config, policy: Model, tokenizer: Tokenizer, field: str, folder: str, *, adapted: bool
+    config: Config, policy: Model, tokenizer: Tokenizer, field: str, folder: str, *, trained: bool
 ) -> tuple[Model, dict]:
-    """Loads an outcome or process reward model of a folder. Of two labels (wrong, right) the value
-    is the difference of the logits, the log-odds of right. Raises InputError for more labels, and
-    if it reads other ids than the policy."""
+    """Loads an outcome or process reward model of a folder, with the run's adapters if it is to be
+    `trained`. Of two labels (wrong, right) the value is the difference of the logits, the log-odds
+    of right. Raises InputError for more labels, for a language model, which can only be trained,
+    and if it reads other ids than the policy."""
     settings = model_fields(config)
-    settings |= adapter_fields(config) if adapted else {}
+    settings |= adapter_fields(config) if trained else {}
     model_config = reading_same_ids(
         field, folder, load_config(folder, **settings), policy, tokenizer
     )
-    params = load_scalar(field, folder, lora.without(model_config), policy.mesh)[1]
+    base, mesh = lora.without(model_config), policy.mesh
+    params = load_scalar(field, folder, base, mesh, starts_head=trained)[1]
     model = Model(dataclasses.replace(model_config, labels=1), policy.mesh, "scalar")
     if model_config.lora:
         key = stream(root_key(config.seed), f"adapters of {field}")

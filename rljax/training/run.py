@@ -79,8 +79,8 @@ def restored_roles(
 ) -> dict:
     """Returns the roles of a phase with the arrays of a checkpoint. Raises InputError if adapters
     would be put on other weights than those of `record`, the run's model.json, or arrays into a
-    model of another config.json."""
-    build.check_model_configs(setup.config, record, allowed=setup.config.checkpoint.allow_changed)
+    model of another config.json, or if a frozen model beside them has other weights."""
+    build.check_models(setup, record)
     if setup.model.config.has_frozen:  # a checkpoint holds what is trained alone
         may_differ = "model" in setup.config.checkpoint.allow_changed
         options = dict(begun=record, may_differ=may_differ)
@@ -209,7 +209,7 @@ class Run:
             params = {}
             if self.setup.starts_from_policy:
                 params = build.initial_params(self.config, self.setup.model, self.model_record)
-            build.record_model_configs(self.config, self.model_record)
+            build.record_models(self.setup, self.model_record)
             self.begin(self.phase, params)
             if self.phase is self.setup.main:
                 self.evaluate()

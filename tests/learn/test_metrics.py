@@ -56,6 +56,16 @@ def test_texts_of_the_data_are_not_stale():
     assert (float(got["staleness/mean"]), float(got["staleness/max"])) == (1.0, 1.0)
 
 
+def test_the_age_of_what_another_run_sampled_is_not_known():
+    """A replayed file has policy_version -1: whether a step or a year lies between, nobody says."""
+    fields = dict(finish_reason=[0, 0], policy_version=[[4, 4], [-1, -1]])
+    batch = response_batch(np.ones((2, 2)), jnp.float32, **fields)
+    got = jax.jit(sample_metrics)(batch, 5)
+    assert (float(got["staleness/mean"]), float(got["staleness/max"])) == (1.0, 1.0)
+    got = jax.jit(sample_metrics)(batch.replace(policy_version=jnp.full((2, 2), -1)), 5)
+    assert np.isnan(got["staleness/mean"]) and np.isnan(got["staleness/max"])  # not logged
+
+
 @pytest.mark.parametrize(
     ("scores", "correct_at", "right", "wrong"),
     [

@@ -62,6 +62,16 @@ def test_a_formula_of_another_method_names_that_method(field, value, dataflow, t
     assert f"Fix: dataflow='{dataflow}', which reads algorithm.{field}, or algorithm." in said
 
 
+def test_a_formula_whose_fields_nothing_fills_is_named(tmp_path):
+    config = offline_config(tmp_path, "examples", "sft", "run")
+    config.algorithm.reduction = "prompt_mean"
+    with pytest.raises(InputError) as error:
+        check_fields_read(build(config, ONE))
+    text = str(error.value)
+    assert text.startswith("algorithm.reduction='prompt_mean'; it needs batch field group, which")
+    assert text.endswith("algorithm.reduction='token_mean', or a dataflow whose batches have it")
+
+
 @pytest.mark.slow
 def test_what_the_supervised_steps_read_is_not_read_by_the_dataflow(tmp_path):
     (tmp_path / "page.py").write_text(PAGE)

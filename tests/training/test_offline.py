@@ -344,6 +344,10 @@ def test_a_best_metric_that_is_measured_is_taken(tmp_path):
     for name in ("eval/margin/mean", "eval/loss"):
         setup.config.checkpoint.best_metric = name
         check_best_metric(setup, {})
+    stored = {"offline__reference_logprobs": str(tmp_path / "stored")}
+    setup = build.build(config_of(tmp_path, "preference", **stored), ONE)
+    setup.config.checkpoint.best_metric = "-eval/loss"
+    check_best_metric(setup, {})  # the rows of an evaluation have ref_logprobs, too
 
 
 def test_a_run_in_which_no_step_was_the_best_says_so(tmp_path):
