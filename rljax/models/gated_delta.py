@@ -33,7 +33,8 @@ _LARGEST_DECAY = 16.0  # of a new head, in nats for a step of softplus 1
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What a layer keeps of the tokens it has read, whatever their number: one row per slot."""
+    """State of a layer after the tokens that each slot has read, of one size whatever their
+    number."""
 
     memory: jax.Array  # [B, H, K, V] float32
     recent: tuple[jax.Array, ...]  # what the convolutions of q, k, v read last: [B, taps - 1, H, E]
@@ -246,7 +247,7 @@ class GatedDeltaNet(nnx.Module):
 
     def attend(self, projected, call, state: State | None = None):
         """Returns the outputs of the heads [B, S, Hv, V], and the new state. `state`: None is that
-        of no tokens."""
+        of no tokens. Raises InputError for packed rows that share prompts."""
         if call.prefix is not None:
             raise InputError(
                 "a recurrent model cannot read rows whose prompts are shared",

@@ -55,7 +55,7 @@ CONFIG_TEXTS = [b"", b"{", b"[]", b"null", b"3", b'"qwen3"', b"\xff\xfe{}", b"["
 CONFIG_TEXTS += [b'{"model_type": "qwen3"', b"<html>404</html>", b'{"vocab_size": ' + b"9" * 5000]
 
 # Values of model_type.
-FAMILIES = ["mamba", "phimoe", "llama4", "qwen2_vl", "gemma", "deepseek_v2", "qwen3_next", "t5"]
+FAMILIES = ["mamba", "phimoe", "llama4", "qwen2_vl", "gemma", "deepseek_v2", "kimi_linear", "t5"]
 FAMILIES += ["gpt_neox"]
 
 # The header of model.safetensors: what a case makes of a good one.
