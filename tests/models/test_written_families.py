@@ -291,7 +291,8 @@ def test_adapters_are_those_of_peft(written, name, tmp_path):
     share, we compute what it does."""
     peft = pytest.importorskip("peft")
     torch, theirs, folder, _, _ = written(name)
-    model, params, _, _ = adapted(folder, targets=("self_attn.*",))
+    nets = ("linear_attn.*",) if name.startswith("qwen3_") else ()
+    model, params, _, _ = adapted(folder, targets=("self_attn.*", *nets))
     params, batch = moved(params), rows()
 
     def tensor(x):

@@ -14,6 +14,7 @@ from sampler_cases import (
     forward,
     kept_by_sorting,
     prompts,
+    recurrent,
     shallow,
     tiny,
     uniforms,
@@ -241,6 +242,13 @@ def test_slots_that_cannot_fit_are_refused_with_numbers():
     state = jax.eval_shape(lambda: windowed.empty_caches(3, 10, "int8"))
     held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
     assert held == slots_bytes(windowed, 3, 10, "int8")
+    # The state of a layer: 4 heads of 8 x 6, and 3 inputs of queries, keys and values.
+    nets = recurrent()
+    state_numbers = 4 * 8 * 6 + 3 * (2 * 8 + 2 * 8 + 4 * 6)
+    assert slots_bytes(nets, 3, 10) == 3 * 4 * (10 * 2 * 2 * 8 + state_numbers)
+    state = jax.eval_shape(lambda: nets.empty_caches(3, 10))
+    held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    assert held == slots_bytes(nets, 3, 10)
     assert "3 slots of 10 tokens need" in plan(model, 3, 10)
     for how in (dict(slots=0), dict(tokens=0), dict(steps=0), dict(kv_dtype="float8")):
         with pytest.raises(InputError, match=next(iter(how))):

@@ -8,7 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import lanes
-from sampler_cases import EOS, NEW, ROOM, VOCAB, forward, log_softmax, prompts, tiny, weights
+from sampler_cases import (
+    EOS,
+    NEW,
+    ROOM,
+    VOCAB,
+    forward,
+    log_softmax,
+    prompts,
+    recurrent,
+    tiny,
+    weights,
+)
 from test_sampler_families import family
 from turn_cases import ROOM as LONG_ROOM
 from turn_cases import assert_fresh, play
@@ -230,6 +241,8 @@ def test_a_draft_is_what_followed_the_latest_occurrence_of_the_newest_tokens():
 
 
 def test_what_cannot_be_drafted_is_refused_by_name():
+    with pytest.raises(InputError, match="draft_tokens.*recurrent layers"):
+        Engine(recurrent(), 2, ROOM, draft_tokens=2)
     model = tiny(window=4)
     cases = ((-1, "from 0"), (65, "to 64"), (1.5, "1.5"), (4, "smallest sliding window, 4"))
     for drafts, words in cases:
