@@ -14,7 +14,7 @@ A stage is a command of rljax with its options, or "train" with fields of the co
 import dataclasses
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from rljax import hub
@@ -182,12 +182,13 @@ def make_stages(
     where: str,
     arguments: Sequence[str] = (),
     trusted: bool = True,
+    flags: Collection[str] = (),
 ) -> list[Stage]:
     """Returns the stages, each one valid. Raises InputError that lists every problem of
     every stage.
 
-    `base` is the config of the file, `arguments` the flags that gave it. `trusted`: the stages may
-    name code of others.
+    `base` is the config of the file, `arguments` the flags that gave it, and `flags` the fields
+    that they have set. `trusted`: the stages may name code of others.
     """
     try:
         items = list(listed)
@@ -206,7 +207,7 @@ def make_stages(
             try:
                 if isinstance(item, Mapping) and isinstance(item.get("stage"), str):
                     location = f"{where}: stage {item['stage']!r}"
-                stage = _stage(base, item, home, location, arguments, where, trusted)
+                stage = _stage(base, item, home, location, arguments, flags, trusted)
                 if stage.name in [s.name for s in stages]:
                     raise InputError("two stages have this name", fix="rename one of them")
                 stages.append(stage)
@@ -223,7 +224,13 @@ def make_stages(
 
 
 def _stage(
-    base: Config, item, home: Path, location: str, arguments, source: str, trusted: bool
+    base: Config,
+    item,
+    home: Path,
+    location: str,
+    arguments: Sequence[str],
+    flags: Collection[str],
+    trusted: bool,
 ) -> Stage:
     if not isinstance(item, Mapping) or not all(isinstance(k, str) for k in item):
         fix = 'write {"stage": NAME, "command": "train", FIELD: VALUE, ...}'
@@ -247,7 +254,7 @@ def _stage(
             fix = "leave it out: it is the stage's"
             raise InputError("run_dir", value=values["run_dir"], fix=fix)
         values["run_dir"] = f"{{{name}}}"
-        keywords = dict(where=source, location=location, trusted=trusted)
+        keywords = dict(flags=flags, location=location, trusted=trusted)
         config = config_of(base, values, values["run_dir"], **keywords)
         if "config" in values:
             arguments = [f"--config={values['config']}", *without_config(arguments)]

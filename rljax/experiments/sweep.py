@@ -24,8 +24,8 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rljax.config import Config, field_names, fingerprints, from_dict, value_of, with_overrides
-from rljax.config.flags import load_config_file, load_named_config
+from rljax.config import Config, fingerprints, from_dict, value_of, with_overrides
+from rljax.config.flags import load_named_config
 from rljax.config.own_functions import plain_value
 from rljax.config.trust import refuse_own_code
 from rljax.errors import InputError
@@ -107,27 +107,24 @@ def _ambiguous_fields(entries: Sequence[Mapping[str, object]]) -> set[str]:
     return ambiguous | ({"config"} if len(names) < len(files) else set())
 
 
-def changes_of(config: Config, path: str) -> dict[str, object]:
-    """Returns {dotted field: value} of the fields that the command line changed in the config of
-    a file."""
-    names = field_names(config)
-    plain = load_config_file(path, later=names)
-    values = {name: [value_of(c, name) for c in (plain, config)] for name in names}
-    return {name: now for name, (before, now) in values.items() if before != now}
-
-
 def config_of(
-    base: Config, item: Mapping, run_dir: str, *, where: str, location: str, trusted: bool
+    base: Config,
+    item: Mapping,
+    run_dir: str,
+    *,
+    flags: Collection[str],
+    location: str,
+    trusted: bool,
 ) -> Config:
     """Returns the config of a member of a sweep or a stage of a pipeline.
 
-    It is `base`, the config of the file `where`; or, if `item` has the field `config`, that of
-    another file with what the command line has changed. The other fields of `item` are set in it.
-    Raises InputError for unknown fields, and for code of others unless `trusted`.
+    It is `base`; or, if `item` has the field `config`, that of another file with the fields of
+    `base` that `flags` have set, whatever their values were. The other fields of `item` are set in
+    it. Raises InputError for unknown fields, and for code of others unless `trusted`.
     """
     if "config" in item:
         other = load_named_config(str(item["config"]), trusted)
-        base = with_overrides(other, changes_of(base, where), location)
+        base = with_overrides(other, {name: value_of(base, name) for name in flags}, location)
     fields = {name: value for name, value in item.items() if name != "config"}
     config = with_overrides(base, {**fields, "run_dir": run_dir}, location)
     if not trusted:  # the folder is our own choice
@@ -142,10 +139,12 @@ def make_members(
     where: str,
     trusted: bool = True,
     seeds: Sequence[int] = (),
+    flags: Collection[str] = (),
 ) -> list[Member]:
     """Returns the valid members. Raises InputError that lists every problem of every member.
 
-    `trusted`: they may name code of others. `seeds`: each is run with these.
+    `trusted`: they may name code of others. `seeds`: each is run with these. `flags`: the fields
+    that --config.FIELD has set in `base`, which hold for members of other config files, too.
     """
     try:
         overrides = list(listed)
@@ -184,7 +183,7 @@ def make_members(
             if "run_dir" in item:
                 raise InputError(f"{location} sets run_dir", fix="leave it out: the sweep sets it")
             name = member_name(item, whole)
-            how = dict(where=where, location=location, trusted=trusted)
+            how = dict(flags=flags, location=location, trusted=trusted)
             config = config_of(base, item, str(folder / name), **how)
             validate(config)
             setting = member_name({k: v for k, v in item.items() if k != "seed"}, whole)

@@ -255,7 +255,7 @@ def test_what_stages_get_from_the_file_and_the_command_line(tmp_path):
     (tmp_path / "own.py").write_text(CONFIG.format(tests=str(Path(__file__).parent)))
     given = dataclasses.replace(load_config_file(f"{tmp_path}/own.py"), seed=7)
     listed, where = [SFT, item, other], f"{tmp_path}/own.py"
-    sft, pairs, other = make_stages(given, listed, tmp_path, where)
+    sft, pairs, other = make_stages(given, listed, tmp_path, where, flags=["seed"])
     assert pairs.settings.seed == 7 and sft.config.seed == 7 and other.config.seed == 7
     assert other.config.steps == 5 and other.config.dataflow == "grpo"
     assert pairs.settings.out == "{pairs}/samples.jsonl" and pairs.needs() == ("sft",)

@@ -485,6 +485,39 @@ def test_a_flag_of_a_field_that_members_set_is_refused_at_once(tmp_path, rljax_c
     assert code == 0 and "--config.seed=3" in out
 
 
+OTHER_FILE = """
+from rljax.config.flags import load_config_file
+
+def get_config():
+    config = load_config_file("quickstart:tiny")
+    config.steps, config.actor_optimizer.lr = {steps}, 3e-3
+    return config
+
+def {listing}():
+    yield {entry}
+"""
+
+
+@pytest.mark.parametrize("command_name", ["sweep", "pipeline"])
+def test_a_flag_of_the_files_own_value_holds_for_a_member_of_another_file(
+    command_name, tmp_path, rljax_command, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    entry = {"config": "other.py"}
+    entry |= {"stage": "a", "command": "train"} if command_name == "pipeline" else {}
+    for name, steps in (("own.py", 3), ("other.py", -1)):  # -1: no valid config
+        text = OTHER_FILE.format(steps=steps, listing=command_name, entry=entry)
+        (tmp_path / name).write_text(text)
+    line = [command_name, "own.py", "--out=out", "--dry_run"]
+    code, _, said = rljax_command(*line)
+    assert code == 2 and "steps=-1" in said
+    code, out, said = rljax_command(*line, "--config.steps=3")
+    assert code == 0 and "--config.steps=3" in out and "--config=other.py" in out, said
+    settings = load_config_file("own.py"), [{"config": "other.py"}], tmp_path / "s", "own.py"
+    (member,) = make_members(*settings, flags=["steps"])
+    assert member.config.steps == 3
+
+
 @pytest.mark.slow
 def test_members_that_differ_in_their_seed_alone_are_trained_together(tmp_path, capsys):
     path = tmp_path / "conf.py"
