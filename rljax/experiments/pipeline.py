@@ -274,11 +274,13 @@ def _suites(stages: Sequence[Stage], records: Sequence[dict]) -> list[dict]:
     """Evaluations of several stages on the same prompts: the accuracy of each, and its difference
     to the first one's, prompt by prompt."""
     answers: dict[tuple, list[tuple[str, list[dict]]]] = {}
-    folders = {stage.name: stage.folder for stage in stages}
+    by_name = {stage.name: stage for stage in stages}
     for record in records:
-        if record["command"] == "evaluate" and record["status"] == "finished":
-            path = folders[record["stage"]] / "answers.jsonl"
-            with contextlib.suppress(InputError):
+        stage, finished = by_name[record["stage"]], record["status"] == "finished"
+        is_evaluation = stage.command == record["command"] == "evaluate"
+        if is_evaluation and finished and stage.settings.answers:
+            path = stage.folder / Path(stage.settings.answers).name
+            with contextlib.suppress(InputError):  # a file that is gone is said at its stage's turn
                 rows = [parse_json(line, str(path)) for _, line in read_lines(path) if line.strip()]
                 key = (record["metrics"]["reward"], json.dumps([row["prompt"] for row in rows]))
                 answers.setdefault(key, []).append((record["stage"], rows))
