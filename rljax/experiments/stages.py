@@ -31,6 +31,7 @@ from rljax.experiments.sweep import TRAIN, config_of, flag, without_config
 from rljax.rewards.judges.judging import HOME as JUDGES
 from rljax.rewards.judges.judging import judge_of
 from rljax.runs.store import is_url
+from rljax.training.run_folder import exports_of
 from rljax.validation import validate
 
 # The options of every other command, and the files that each makes, by the option that names them.
@@ -110,9 +111,7 @@ class Stage:
     def outputs(self) -> tuple[str, ...]:
         """Returns the files and folders that it makes for others, relative to its folder."""
         if self.config is not None:
-            if not self.config.export:
-                return ()
-            return (_exported(self.config), *(("adapter",) if self.config.lora.rank else ()))
+            return exports_of(self.config)
         files = {option: getattr(self.settings, option) for option in COMMANDS[self.command][1]}
         if self.command == "evaluate":
             del files["out"]  # it holds seconds: what the record has of it are the metrics
@@ -126,12 +125,6 @@ class Stage:
             return [*TRAIN, *self.arguments, *(flag(k, v) for k, v in fields.items())]
         flags = option_flags(COMMANDS[self.command][0], values)
         return [*TRAIN[:-1], *self.command.split(), *flags]
-
-
-def _exported(config: Config) -> str:
-    """The folder that a run exports its model to."""
-    page = resolve(config.dataflow, NAMESPACES["dataflow"])
-    return "policy" if "actor" in page.parameters else "reward_model"
 
 
 def _texts(value: object) -> list[str]:

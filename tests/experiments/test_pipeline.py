@@ -512,6 +512,17 @@ def test_a_run_may_go_on_with_what_allow_changed_names(short, tmp_path):
         list(run_stages(stages_in(home, [more, chain()[1]]), "x.py"))
 
 
+@pytest.mark.slow
+def test_an_export_that_is_asked_for_later_is_made(short, tmp_path):
+    def run(export: bool):
+        ((_, record, old),) = run_stages(stages_in(tmp_path, [{**SFT, "export": export}]), "x.py")
+        return record["outputs"], old
+
+    assert run(False) == ({}, False) and run(False) == ({}, True)
+    assert run(True) == (records(short)["sft"]["outputs"], False)
+    assert run(True) == (records(short)["sft"]["outputs"], True)
+
+
 CONFIG = """
 import sys
 sys.path.insert(0, {tests!r})
