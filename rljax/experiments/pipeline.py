@@ -28,7 +28,7 @@ from rljax.evaluation.saved import evaluate_saved
 from rljax.experiments.comparison import train_to_the_end
 from rljax.experiments.lineage import digest, inputs_of
 from rljax.experiments.stages import Stage
-from rljax.experiments.sweep import Stopped
+from rljax.experiments.sweep import Stopped, allowed_changes
 from rljax.files import make_folder, parse_json, read_json_object, read_lines, write_json
 from rljax.report.pipeline import LINEAGE, write_pipeline_page
 from rljax.report.starts import git_state, versions
@@ -192,9 +192,7 @@ def _changed(record: dict, stage: Stage, inputs: dict) -> list[str]:
 
 
 def _refuse_changes(stage: Stage, changed: Sequence[str]) -> None:
-    allowed = set(stage.config.checkpoint.allow_changed) if stage.config is not None else set()
-    if "data" in allowed:
-        allowed |= {"data.train", "data.test", "data.sources"}
+    allowed = allowed_changes(stage.config) if stage.config is not None else set()
     if refused := [name for name in changed if name not in allowed]:
         raise InputError(
             f"{stage.folder} holds this stage with other settings or other input files",

@@ -31,7 +31,10 @@ from rljax.config.trust import refuse_own_code
 from rljax.errors import InputError
 from rljax.files import make_folder, read_json_object, write_json
 from rljax.report.run_warnings import fault_meaning
+from rljax.report.starts import last_start
+from rljax.runs.folder import lacks_export
 from rljax.runs.units import interval_text
+from rljax.training.run_folder import exports_of
 from rljax.validation import validate
 
 RESULT = "sweep.json"
@@ -62,9 +65,29 @@ class Member:
         except InputError:
             return {}
 
+    def changed(self) -> list[str]:
+        """Returns the fields that change a run and whose values are not those of the run in the
+        folder; [] if there is none. Raises InputError if its config.json cannot be read."""
+        path = self.folder / "config.json"
+        if not path.exists():
+            return []
+        try:
+            saved = fingerprints(from_dict(read_json_object(path), str(path)))
+        except ValueError as error:
+            problem = f"{path} is not a run's config"
+            raise InputError(problem, rule=str(error), fix="move it") from None
+        now = fingerprints(from_dict(dataclasses.asdict(self.config), self.name))
+        return sorted(name for name in now if saved.get(name) != now[name])
+
     def finished(self) -> bool:
-        """Returns whether the run has finished."""
-        return self.summary().get("status") == "finished"
+        """Returns whether the run has finished, and nothing that checkpoint.allow_changed names,
+        such as more steps, and no export is left to do."""
+        summary = self.summary()
+        if summary.get("status") != "finished" or lacks_export(summary, exports_of(self.config)):
+            return False
+        # A run that goes on leaves the summary of its earlier end in the folder.
+        is_of_last_start = summary.get("started") in (None, last_start(self.folder))
+        return is_of_last_start and not self.changed()
 
 
 def member_name(overrides: Mapping[str, object], whole: Collection[str] = ()) -> str:
@@ -214,21 +237,24 @@ def make_members(
 
 
 def _check_same_run(member: Member) -> None:
-    """A folder that holds a run must hold this one: results of two experiments are never mixed."""
-    path = member.folder / "config.json"
-    if not path.exists():
-        return
-    try:
-        saved = fingerprints(from_dict(read_json_object(path), str(path)))
-    except ValueError as error:
-        raise InputError(f"{path} is not a run's config", rule=str(error), fix="move it") from None
-    now = fingerprints(from_dict(dataclasses.asdict(member.config), member.name))
-    changed = sorted(k for k in now if saved.get(k) != now[k])
-    if changed:
-        problem = f"{member.folder} holds a run with other settings"
-        rule = "a resumed sweep continues the same experiments"
-        fix = "another --out, or restore the settings"
-        raise InputError(problem, value=changed, rule=rule, fix=fix)
+    """A folder that holds a run must hold this one, but for what checkpoint.allow_changed names:
+    results of two experiments are never mixed."""
+    changed = member.changed()
+    if refused := [name for name in changed if name not in allowed_changes(member.config)]:
+        raise InputError(
+            f"{member.folder} holds a run with other settings",
+            value=refused,
+            rule="a resumed sweep continues the same experiments",
+            fix="another --out, restore the settings, or allow them: "
+            f"--config.checkpoint.allow_changed={','.join(changed)}",
+        )
+
+
+def allowed_changes(config: Config) -> set[str]:
+    """Returns the fields that a run may go on with other values of: checkpoint.allow_changed, and
+    the fields that name rows where that has "data"."""
+    allowed = set(config.checkpoint.allow_changed)
+    return allowed | ({"data.train", "data.test", "data.sources"} if "data" in allowed else set())
 
 
 def flag(name: str, value: object) -> str:
