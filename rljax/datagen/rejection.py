@@ -32,6 +32,7 @@ from rljax.keys import stream
 from rljax.policies import Completion, SavedPolicy, load_policy, sample_all, warn_of_failed_rewards
 from rljax.report.page import write_page
 from rljax.report.samples import of_prompts
+from rljax.runs.folder import exported_steps
 from rljax.tracking.charts import escaped
 from rljax.training import train
 from rljax.training.run_folder import RunFolder
@@ -377,6 +378,7 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
     saved = load_policy(options.checkpoint, trust_code=options.trust_code)
     data, reward = _data_and_reward(options, saved)
     checkpoint, metas, saved_config = hub.model_folder(options.checkpoint), [], saved.config
+    model = _model_folder(checkpoint, saved.step)
     sampler, tokens = saved_config.sampler, saved_config.data.max_prompt_tokens
     for i in range(options.iterations):
         iteration_folder = Path(folder) / str(i)
@@ -398,7 +400,7 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
         if meta is None:
             meta = rejection_sample(call, test_fraction=test_fraction, config=run_config)
         sft, examples = copy.deepcopy(config), meta["files"]["examples"]
-        sft.dataflow, sft.model = "sft", str(_model_folder(checkpoint))
+        sft.dataflow, sft.model = "sft", str(model)
         sft.run_dir, sft.export = str(iteration_folder), True
         sft.data.train, sft.data.sources = call.out, ()
         sft.data.test_fraction = 0.0
@@ -406,7 +408,7 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
         sft.steps = math.ceil(examples["rows"] * options.epochs / sft.offline.examples_per_step)
         _train_to_the_end(sft)
         metas.append(meta)
-        checkpoint = iteration_folder / "policy"
+        checkpoint = model = iteration_folder / "policy"
     return metas
 
 
@@ -466,12 +468,24 @@ def _refuse_other_settings(folder: Path, changes: Sequence[str]) -> None:
         )
 
 
-def _model_folder(checkpoint: Path) -> Path:
+def _model_folder(checkpoint: Path, step: int | None) -> Path:
     """Returns the Hugging Face folder of a checkpoint: a run's exported policy, or the folder
-    itself."""
+    itself. Raises InputError for a run without one, and for one whose newest checkpoint, `step`,
+    has other weights than its policy."""
     exported = checkpoint / "policy"
     folder = exported if (exported / "config.json").is_file() else checkpoint
     if "model_type" not in read_json_object(folder / "config.json"):
         fix = "finish the run with export=True, or give a Hugging Face folder"
         raise InputError(f"{checkpoint} has no exported policy to train from", fix=fix)
+    path = checkpoint / "summary.json"
+    summary = read_json_object(path) if step is not None and path.is_file() else {}
+    exported = (exported_steps(summary) or {}).get("policy")
+    if exported not in (None, step):
+        raise InputError(
+            f"{folder} is not of the newest checkpoint of {checkpoint}",
+            value=f"the weights of step {exported}, and the checkpoint of step {step}",
+            rule="SFT goes on from the policy that samples",
+            fix="let the run finish with export=True: the command that trains it goes on; or "
+            f"sample from the older weights, too: --checkpoint={folder}, with --data and --reward",
+        )
     return folder

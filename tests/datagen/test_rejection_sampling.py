@@ -387,6 +387,18 @@ def test_three_iterations_of_raft_raise_the_mean_reward(tmp_path):
     assert means[0] < 0.5 and means[1] > means[0] + 0.1 and means[2] > means[1] + 0.1, means
 
 
+def test_raft_does_not_train_an_older_policy_than_it_samples_from(base, tmp_path):
+    run = shutil.copytree(base, tmp_path / "base")
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["exported"] == {"policy": 30}
+    (run / "summary.json").write_text(json.dumps(summary | {"exported": {"policy": 9}}))
+    settings = dict(iterations=1, epochs=1, trust_code=True)
+    options = RejectionOptions(str(run), str(tmp_path / "raft"), **settings)
+    with pytest.raises(InputError, match="step 9, and the checkpoint of step 30.*base/policy, w"):
+        raft(base_config(tmp_path), options, tmp_path / "raft")
+    assert not (tmp_path / "raft").exists()
+
+
 @pytest.mark.slow
 def test_every_iteration_samples_as_the_run_says(tmp_path):
     """The folder of an iteration is a model's, which knows no top_k: all samples are the same."""
