@@ -426,6 +426,7 @@ def test_the_same_call_of_raft_goes_on_where_it_stopped(tmp_path):
     train_on_one(config)
     config.mesh.data = -1  # on all of them from here
     prompts = tmp_path / "prompts.jsonl"
+    weights_of_base = shutil.copy(tmp_path / "base/policy/model.safetensors", tmp_path / "whole")
     prompts.write_text("".join(json.dumps({"prompt": f"{a}b>"}) + "\n" for a in "abcd"))
     settings = dict(samples=2, keep_truncated=True, iterations=1, pairs="p.jsonl")
     settings |= dict(data=str(prompts), reward="light_rewards.begins_even")
@@ -448,6 +449,16 @@ def test_the_same_call_of_raft_goes_on_where_it_stopped(tmp_path):
     assert (first / "policy" / "model.safetensors").read_bytes() == weights
     with pytest.raises(InputError, match="other settings.*--samples=3, which was 2"):
         raft(config, dataclasses.replace(options, samples=3), options.out)
+    text = prompts.read_text()
+    prompts.write_text(text.replace("ab>", "bb>"))
+    with pytest.raises(InputError, match="other settings.*what --data names has changed"):
+        raft(config, options, options.out)
+    prompts.write_text(text)
+    with (tmp_path / "base/policy/model.safetensors").open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(InputError, match="other settings.*what --checkpoint names has changed"):
+        raft(config, options, options.out)
+    shutil.copy(weights_of_base, tmp_path / "base/policy/model.safetensors")
     config.actor_optimizer.lr = 0.5
     with pytest.raises(InputError, match="other settings.*'actor_optimizer.lr'"):
         raft(config, options, options.out)
