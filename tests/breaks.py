@@ -469,8 +469,8 @@ BREAKS = {
     ),
     "a stopped run hands out an earlier policy": (
         "rljax/training/result.py",
-        "            return None\n        folders",
-        "            pass\n        folders",
+        "            return None\n        names",
+        "            pass\n        names",
         ["tests/training/test_train_from_python.py", "-k", "stopped_run_has"],
     ),
     "a run writes no page of its data": (

@@ -33,7 +33,8 @@ def main(options: PipelineOptions, source: ConfigSource) -> int:
     trusted = options.trust_code or not is_data(source.path)
     arguments = source.config_arguments(trust_code=options.trust_code)
     folder = Path(options.out or Path("runs") / Path(file).stem)
-    stages = make_stages(source.config, entries, folder, source.path, arguments, trusted)
+    made_with = (arguments, trusted, source.fields)
+    stages = make_stages(source.config, entries, folder, source.path, *made_with)
     trained = [(stage.name, stage.values) for stage in stages if stage.config is not None]
     require_unset(source.fields, trained, "stage", source.path)
     if options.dry_run:

@@ -50,7 +50,8 @@ def main(options: SweepOptions, source: ConfigSource) -> int:
     cluster = None if options.member_of else find(os.environ)
     host, share = cluster.host if cluster else 0, options.share()
     folder = Path(options.out or Path("runs") / Path(split_config(path)[0]).stem)
-    members = sweep.make_members(source.config, entries, folder, path, trusted, seeds)
+    made_with = (trusted, seeds, source.fields)
+    members = sweep.make_members(source.config, entries, folder, path, *made_with)
     counted_fields = {"seed"} if options.seeds else set()  # --seeds counts from --config.seed on
     entries = [(member.name, member.overrides) for member in members]
     sweep.require_unset(source.fields.keys() - counted_fields, entries, "member", path)

@@ -20,6 +20,7 @@ from rljax.config.run_options import TrainOptions
 from rljax.config.trust import asks, unscored, untrained, vouched
 from rljax.errors import InputError
 from rljax.files import is_whole_number, read_json_object
+from rljax.runs.folder import exported_steps
 from rljax.runs.mirror import local_copy
 from rljax.runs.store import Store, is_url
 from rljax.runs.units import interval_text
@@ -128,6 +129,7 @@ def next_steps(
     """Yields lines that name the files that a run has written, into a folder or a URL, and the
     commands that go on from there."""
     files, checkpoints = _written_files(folder)
+    older = _older_exports(folder)
     for name, path in (
         ("report", "report.html"),
         ("policy", "policy"),
@@ -136,8 +138,9 @@ def next_steps(
         ("rewards said", "rewards.log"),
     ):
         if path.partition("/")[0] in files:
-            look = "  (open it in a browser)" if name == "report" else ""
-            yield f"{name + ':':<14}{folder}/{path}{look}"
+            note = "  (open it in a browser)" if name == "report" else ""
+            note = f"  (of step {older[path]})" if path in older else note
+            yield f"{name + ':':<14}{folder}/{path}{note}"
     if not finished:
         run_dir = f"--config.run_dir={folder}"
         arguments = source.config_arguments(trust_code=trust_code)
@@ -155,6 +158,15 @@ def next_steps(
         quoted = shlex.quote(str(folder))
         yield f"{'evaluate:':<14}rljax evaluate {quoted}{trust.get('evaluate', '')}{flags}"
         yield f"{'serve:':<14}rljax serve {quoted}{trust.get('serve', '')}"
+
+
+def _older_exports(folder: Path | str) -> dict[str, int]:
+    """Returns {folder: step} of the models that an earlier end of the run has exported."""
+    with local_copy(folder) as local_folder:
+        path = local_folder / "summary.json"
+        summary = read_json_object(path) if path.is_file() else {}
+    exported = exported_steps(summary) or {}
+    return {name: step for name, step in exported.items() if step != summary.get("steps")}
 
 
 def _missing_flags(config: Config) -> str:

@@ -384,6 +384,9 @@ def parsed_options(kind: type, positional: Sequence[str], parsed, config_file: s
                     fix=f"write it once: leave --{spec.flag} or the name in front out",
                 )
             value, remaining = remaining[0], remaining[1:]
+        if value == "None":  # a text, where Python has no value
+            fix = f"leave --{spec.flag} out, or --{spec.flag}= for an empty text"
+            raise InputError(f"--{spec.flag}", value=value, rule="a flag has no null", fix=fix)
         if typing.get_origin(spec.kind) is tuple:
             numbers = typing.get_args(spec.kind)[0] is int
             try:

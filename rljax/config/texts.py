@@ -57,6 +57,7 @@ def _flags_of(fields: Iterable[str]) -> Callable[[str, str], object]:
 
     def value(field: str, text: str) -> object:
         flag, kind = flag_values[f"config.{field}"], FIELDS[field].kind
+        _refuse_none(text, kind)
         try:
             flag.parse(value_of_text(text, kind) if typing.get_args(kind) else text)
         except flags.IllegalFlagValueError:
@@ -80,10 +81,22 @@ def shown_value(value: object, read: Callable | None) -> str:
 def value_of_text(text: object, kind: type):
     """Returns a text as a value of a field's type; a list, which YAML may hold, as a tuple. Raises
     ValueError with the rule for any other text."""
+    _refuse_none(text, kind)
     if typing.get_origin(kind) is tuple and isinstance(text, (str, list)):
         (item, _) = typing.get_args(kind)
         parts = text if isinstance(text, list) else list_items(text)
-        return tuple(value_of_text(part, item) for part in parts)
+        return tuple(_scalar_of_text(part, item) for part in parts)
+    return _scalar_of_text(text, kind)
+
+
+def _refuse_none(text: object, kind: type) -> None:
+    """Raises ValueError for Python's None as the whole of a text or list: it is meant as no value,
+    and would be the text "None"."""
+    if text == "None" and (kind is str or typing.get_origin(kind) is tuple):
+        raise ValueError(_NO_NULL)
+
+
+def _scalar_of_text(text: object, kind: type):
     if text is None:
         raise ValueError(_NO_NULL)
     if not isinstance(text, str):

@@ -6,6 +6,8 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import hashlib
+import json
 import logging
 import math
 from collections.abc import Sequence
@@ -32,6 +34,7 @@ from rljax.keys import stream
 from rljax.policies import Completion, SavedPolicy, load_policy, sample_all, warn_of_failed_rewards
 from rljax.report.page import write_page
 from rljax.report.samples import of_prompts
+from rljax.runs.folder import exported_steps
 from rljax.tracking.charts import escaped
 from rljax.training import train
 from rljax.training.run_folder import RunFolder
@@ -179,12 +182,7 @@ def rejection_sample(
         saved = dataclasses.replace(saved, config=dataclasses.replace(saved.config, reward=reward))
     data, reward_name = _data_and_reward(options, saved)
     held_out = held_out_fraction(saved.config, data) if test_fraction is None else test_fraction
-    need = reads_reference([reward_name])
-    with rows_of("--data", "--data=FILE of prompts with answers"):
-        records = load_prompts(data, options.split, need_ground_truth=need, test_fraction=held_out)[
-            : options.prompts
-        ]
-    require_text_alone(records, "this command")
+    records = _load_records(options, data, reward_name, held_out)
     prompts, _ = saved.encode(records, max_tokens=options.max_prompt_tokens)
     policy = saved.ready(
         prompts, temperature=options.temperature, max_response_tokens=options.max_response_tokens
@@ -224,6 +222,7 @@ def rejection_sample(
         "step": saved.step,
         "seed": options.seed,
         "data": data,
+        "prompts_sha256": _records_sha256(records),
         "reward": reward_name,
         "temperature": policy.sampling.temperature,
         "max_response_tokens": policy.sampling.max_response_tokens,
@@ -236,6 +235,23 @@ def rejection_sample(
     }
     write_json(meta_path(options.out), meta)
     return meta
+
+
+def _load_records(
+    options: RejectionOptions, data: str, reward: str, test_fraction: float
+) -> list[dict]:
+    need = reads_reference([reward])
+    with rows_of("--data", "--data=FILE of prompts with answers"):
+        records = load_prompts(
+            data, options.split, need_ground_truth=need, test_fraction=test_fraction
+        )
+    records = records[: options.prompts]
+    require_text_alone(records, "this command")
+    return records
+
+
+def _records_sha256(records: Sequence[dict]) -> str:
+    return hashlib.sha256(json.dumps(records, default=str).encode()).hexdigest()
 
 
 def _write_report(
@@ -365,7 +381,8 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
     selected.jsonl, selected.meta.json, the files of --pairs and --trajectories, and the run with
     its policy/. The same call goes on where an interrupted one stopped: at a checkpoint of the run
     of an iteration, or behind its samples. Raises InputError for fewer than 1 iteration or epoch,
-    for a step other than "latest", and for a folder that holds iterations of other settings.
+    for a step other than "latest", and for a folder that holds iterations of other settings, of
+    other prompts or of another first policy.
     """
     if options.iterations < 1 or options.epochs < 1:
         value = (options.iterations, options.epochs)
@@ -377,7 +394,12 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
     saved = load_policy(options.checkpoint, trust_code=options.trust_code)
     data, reward = _data_and_reward(options, saved)
     checkpoint, metas, saved_config = hub.model_folder(options.checkpoint), [], saved.config
+    model = _model_folder(checkpoint, saved.step)
     sampler, tokens = saved_config.sampler, saved_config.data.max_prompt_tokens
+    test_fraction = held_out_fraction(saved_config, data)
+    records = _load_records(options, data, reward, test_fraction)
+    # Of the files that options only name, and that may change before the same call goes on.
+    inputs = {"prompts_sha256": _records_sha256(records), "weights_sha256": _weights_sha256(model)}
     for i in range(options.iterations):
         iteration_folder = Path(folder) / str(i)
         files = dict(checkpoint=str(checkpoint), out=str(iteration_folder / SELECTED))
@@ -390,15 +412,15 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
             max_response_tokens=options.max_response_tokens or sampler.max_response_tokens,
         )
         changes = dict(data=data, reward=reward, seed=options.seed + i, **files, **sampling)
-        test_fraction = held_out_fraction(saved_config, data)
         # The folder of an iteration is a model's, which says nothing of how the run samples.
         run_config = saved_config if i and saved.step is not None else None
         call = dataclasses.replace(options, iterations=0, **changes)
-        meta = _sampled_before(call, first=not i)
+        meta = _sampled_before(call, inputs, first=not i)
         if meta is None:
-            meta = rejection_sample(call, test_fraction=test_fraction, config=run_config)
+            meta = rejection_sample(call, test_fraction=test_fraction, config=run_config) | inputs
+            write_json(meta_path(call.out), meta)
         sft, examples = copy.deepcopy(config), meta["files"]["examples"]
-        sft.dataflow, sft.model = "sft", str(_model_folder(checkpoint))
+        sft.dataflow, sft.model = "sft", str(model)
         sft.run_dir, sft.export = str(iteration_folder), True
         sft.data.train, sft.data.sources = call.out, ()
         sft.data.test_fraction = 0.0
@@ -406,14 +428,21 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
         sft.steps = math.ceil(examples["rows"] * options.epochs / sft.offline.examples_per_step)
         _train_to_the_end(sft)
         metas.append(meta)
-        checkpoint = iteration_folder / "policy"
+        checkpoint = model = iteration_folder / "policy"
     return metas
 
 
-def _sampled_before(options: RejectionOptions, *, first: bool) -> dict | None:
+def _weights_sha256(folder: Path) -> str:
+    files = sorted(folder.glob("*.safetensors"))
+    return hashlib.sha256("".join(map(file_sha256, files)).encode()).hexdigest()
+
+
+def _sampled_before(
+    options: RejectionOptions, inputs: dict[str, str], *, first: bool
+) -> dict | None:
     """Returns the meta of an iteration whose files are there and whole, else None. Raises
-    InputError if they were made with other options. After the `first` iteration the checkpoint is
-    the policy of the one before."""
+    InputError if they were made with other options or `inputs`. After the `first` iteration the
+    checkpoint is the policy of the one before."""
     path = meta_path(options.out)
     if not path.is_file():
         return None
@@ -427,6 +456,9 @@ def _sampled_before(options: RejectionOptions, *, first: bool) -> dict | None:
             values = tuple(Path(value or "").name for value in values)
         if values[0] != values[1]:
             changes.append("--{}={}, which was {}".format(name, *values))
+    for name, flag in (("prompts_sha256", "--data"), ("weights_sha256", "--checkpoint")):
+        if meta.get(name, inputs[name]) != inputs[name]:
+            changes.append(f"what {flag} names has changed")
     _refuse_other_settings(path.parent, changes)
     if "examples" not in meta.get("files", {}):
         return None
@@ -466,12 +498,24 @@ def _refuse_other_settings(folder: Path, changes: Sequence[str]) -> None:
         )
 
 
-def _model_folder(checkpoint: Path) -> Path:
+def _model_folder(checkpoint: Path, step: int | None) -> Path:
     """Returns the Hugging Face folder of a checkpoint: a run's exported policy, or the folder
-    itself."""
+    itself. Raises InputError for a run without one, and for one whose newest checkpoint, `step`,
+    has other weights than its policy."""
     exported = checkpoint / "policy"
     folder = exported if (exported / "config.json").is_file() else checkpoint
     if "model_type" not in read_json_object(folder / "config.json"):
         fix = "finish the run with export=True, or give a Hugging Face folder"
         raise InputError(f"{checkpoint} has no exported policy to train from", fix=fix)
+    path = checkpoint / "summary.json"
+    summary = read_json_object(path) if step is not None and path.is_file() else {}
+    exported = (exported_steps(summary) or {}).get("policy")
+    if exported not in (None, step):
+        raise InputError(
+            f"{folder} is not of the newest checkpoint of {checkpoint}",
+            value=f"the weights of step {exported}, and the checkpoint of step {step}",
+            rule="SFT goes on from the policy that samples",
+            fix="let the run finish with export=True: the command that trains it goes on; or "
+            f"sample from the older weights, too: --checkpoint={folder}, with --data and --reward",
+        )
     return folder

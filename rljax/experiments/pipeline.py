@@ -28,7 +28,7 @@ from rljax.evaluation.saved import evaluate_saved
 from rljax.experiments.comparison import train_to_the_end
 from rljax.experiments.lineage import digest, inputs_of
 from rljax.experiments.stages import Stage
-from rljax.experiments.sweep import Stopped
+from rljax.experiments.sweep import Stopped, allowed_changes
 from rljax.files import make_folder, parse_json, read_json_object, read_lines, write_json
 from rljax.report.pipeline import LINEAGE, write_pipeline_page
 from rljax.report.starts import git_state, versions
@@ -136,7 +136,9 @@ def _run(stage: Stage) -> tuple[dict, bool]:
     if finished or _has_checkpoints(stage):  # of a run that was stopped
         changed = _changed(previous, stage, inputs)
         _refuse_changes(stage, changed)
-        if finished and not changed:
+        # Whether a run exports is compared with nothing: it makes later what it is asked for.
+        lacks_outputs = set(stage.outputs()) - previous.get("outputs", {}).keys()
+        if finished and not changed and not lacks_outputs:
             _check_outputs(stage, previous)
             return previous, True
     stage.folder.mkdir(parents=True, exist_ok=True)
@@ -190,9 +192,7 @@ def _changed(record: dict, stage: Stage, inputs: dict) -> list[str]:
 
 
 def _refuse_changes(stage: Stage, changed: Sequence[str]) -> None:
-    allowed = set(stage.config.checkpoint.allow_changed) if stage.config is not None else set()
-    if "data" in allowed:
-        allowed |= {"data.train", "data.test", "data.sources"}
+    allowed = allowed_changes(stage.config) if stage.config is not None else set()
     if refused := [name for name in changed if name not in allowed]:
         raise InputError(
             f"{stage.folder} holds this stage with other settings or other input files",
@@ -274,11 +274,13 @@ def _suites(stages: Sequence[Stage], records: Sequence[dict]) -> list[dict]:
     """Evaluations of several stages on the same prompts: the accuracy of each, and its difference
     to the first one's, prompt by prompt."""
     answers: dict[tuple, list[tuple[str, list[dict]]]] = {}
-    folders = {stage.name: stage.folder for stage in stages}
+    by_name = {stage.name: stage for stage in stages}
     for record in records:
-        if record["command"] == "evaluate" and record["status"] == "finished":
-            path = folders[record["stage"]] / "answers.jsonl"
-            with contextlib.suppress(InputError):
+        stage, finished = by_name[record["stage"]], record["status"] == "finished"
+        is_evaluation = stage.command == record["command"] == "evaluate"
+        if is_evaluation and finished and stage.settings.answers:
+            path = stage.folder / Path(stage.settings.answers).name
+            with contextlib.suppress(InputError):  # a file that is gone is said at its stage's turn
                 rows = [parse_json(line, str(path)) for _, line in read_lines(path) if line.strip()]
                 key = (record["metrics"]["reward"], json.dumps([row["prompt"] for row in rows]))
                 answers.setdefault(key, []).append((record["stage"], rows))

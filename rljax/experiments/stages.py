@@ -14,7 +14,7 @@ A stage is a command of rljax with its options, or "train" with fields of the co
 import dataclasses
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from rljax import hub
@@ -31,6 +31,7 @@ from rljax.experiments.sweep import TRAIN, config_of, flag, without_config
 from rljax.rewards.judges.judging import HOME as JUDGES
 from rljax.rewards.judges.judging import judge_of
 from rljax.runs.store import is_url
+from rljax.training.run_folder import exports_of
 from rljax.validation import validate
 
 # The options of every other command, and the files that each makes, by the option that names them.
@@ -110,9 +111,7 @@ class Stage:
     def outputs(self) -> tuple[str, ...]:
         """Returns the files and folders that it makes for others, relative to its folder."""
         if self.config is not None:
-            if not self.config.export:
-                return ()
-            return (_exported(self.config), *(("adapter",) if self.config.lora.rank else ()))
+            return exports_of(self.config)
         files = {option: getattr(self.settings, option) for option in COMMANDS[self.command][1]}
         if self.command == "evaluate":
             del files["out"]  # it holds seconds: what the record has of it are the metrics
@@ -126,12 +125,6 @@ class Stage:
             return [*TRAIN, *self.arguments, *(flag(k, v) for k, v in fields.items())]
         flags = option_flags(COMMANDS[self.command][0], values)
         return [*TRAIN[:-1], *self.command.split(), *flags]
-
-
-def _exported(config: Config) -> str:
-    """The folder that a run exports its model to."""
-    page = resolve(config.dataflow, NAMESPACES["dataflow"])
-    return "policy" if "actor" in page.parameters else "reward_model"
 
 
 def _texts(value: object) -> list[str]:
@@ -182,12 +175,13 @@ def make_stages(
     where: str,
     arguments: Sequence[str] = (),
     trusted: bool = True,
+    flags: Collection[str] = (),
 ) -> list[Stage]:
     """Returns the stages, each one valid. Raises InputError that lists every problem of
     every stage.
 
-    `base` is the config of the file, `arguments` the flags that gave it. `trusted`: the stages may
-    name code of others.
+    `base` is the config of the file, `arguments` the flags that gave it, and `flags` the fields
+    that they have set. `trusted`: the stages may name code of others.
     """
     try:
         items = list(listed)
@@ -206,7 +200,7 @@ def make_stages(
             try:
                 if isinstance(item, Mapping) and isinstance(item.get("stage"), str):
                     location = f"{where}: stage {item['stage']!r}"
-                stage = _stage(base, item, home, location, arguments, where, trusted)
+                stage = _stage(base, item, home, location, arguments, flags, trusted)
                 if stage.name in [s.name for s in stages]:
                     raise InputError("two stages have this name", fix="rename one of them")
                 stages.append(stage)
@@ -223,7 +217,13 @@ def make_stages(
 
 
 def _stage(
-    base: Config, item, home: Path, location: str, arguments, source: str, trusted: bool
+    base: Config,
+    item,
+    home: Path,
+    location: str,
+    arguments: Sequence[str],
+    flags: Collection[str],
+    trusted: bool,
 ) -> Stage:
     if not isinstance(item, Mapping) or not all(isinstance(k, str) for k in item):
         fix = 'write {"stage": NAME, "command": "train", FIELD: VALUE, ...}'
@@ -247,7 +247,7 @@ def _stage(
             fix = "leave it out: it is the stage's"
             raise InputError("run_dir", value=values["run_dir"], fix=fix)
         values["run_dir"] = f"{{{name}}}"
-        keywords = dict(where=source, location=location, trusted=trusted)
+        keywords = dict(flags=flags, location=location, trusted=trusted)
         config = config_of(base, values, values["run_dir"], **keywords)
         if "config" in values:
             arguments = [f"--config={values['config']}", *without_config(arguments)]

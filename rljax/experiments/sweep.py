@@ -24,14 +24,17 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rljax.config import Config, field_names, fingerprints, from_dict, value_of, with_overrides
-from rljax.config.flags import load_config_file, load_named_config
+from rljax.config import Config, fingerprints, from_dict, value_of, with_overrides
+from rljax.config.flags import load_named_config
 from rljax.config.own_functions import plain_value
 from rljax.config.trust import refuse_own_code
 from rljax.errors import InputError
 from rljax.files import make_folder, read_json_object, write_json
 from rljax.report.run_warnings import fault_meaning
+from rljax.report.starts import last_start
+from rljax.runs.folder import lacks_export
 from rljax.runs.units import interval_text
+from rljax.training.run_folder import exports_of
 from rljax.validation import validate
 
 RESULT = "sweep.json"
@@ -62,9 +65,29 @@ class Member:
         except InputError:
             return {}
 
+    def changed(self) -> list[str]:
+        """Returns the fields that change a run and whose values are not those of the run in the
+        folder; [] if there is none. Raises InputError if its config.json cannot be read."""
+        path = self.folder / "config.json"
+        if not path.exists():
+            return []
+        try:
+            saved = fingerprints(from_dict(read_json_object(path), str(path)))
+        except ValueError as error:
+            problem = f"{path} is not a run's config"
+            raise InputError(problem, rule=str(error), fix="move it") from None
+        now = fingerprints(from_dict(dataclasses.asdict(self.config), self.name))
+        return sorted(name for name in now if saved.get(name) != now[name])
+
     def finished(self) -> bool:
-        """Returns whether the run has finished."""
-        return self.summary().get("status") == "finished"
+        """Returns whether the run has finished, and nothing that checkpoint.allow_changed names,
+        such as more steps, and no export is left to do."""
+        summary = self.summary()
+        if summary.get("status") != "finished" or lacks_export(summary, exports_of(self.config)):
+            return False
+        # A run that goes on leaves the summary of its earlier end in the folder.
+        is_of_last_start = summary.get("started") in (None, last_start(self.folder))
+        return is_of_last_start and not self.changed()
 
 
 def member_name(overrides: Mapping[str, object], whole: Collection[str] = ()) -> str:
@@ -107,27 +130,24 @@ def _ambiguous_fields(entries: Sequence[Mapping[str, object]]) -> set[str]:
     return ambiguous | ({"config"} if len(names) < len(files) else set())
 
 
-def changes_of(config: Config, path: str) -> dict[str, object]:
-    """Returns {dotted field: value} of the fields that the command line changed in the config of
-    a file."""
-    names = field_names(config)
-    plain = load_config_file(path, later=names)
-    values = {name: [value_of(c, name) for c in (plain, config)] for name in names}
-    return {name: now for name, (before, now) in values.items() if before != now}
-
-
 def config_of(
-    base: Config, item: Mapping, run_dir: str, *, where: str, location: str, trusted: bool
+    base: Config,
+    item: Mapping,
+    run_dir: str,
+    *,
+    flags: Collection[str],
+    location: str,
+    trusted: bool,
 ) -> Config:
     """Returns the config of a member of a sweep or a stage of a pipeline.
 
-    It is `base`, the config of the file `where`; or, if `item` has the field `config`, that of
-    another file with what the command line has changed. The other fields of `item` are set in it.
-    Raises InputError for unknown fields, and for code of others unless `trusted`.
+    It is `base`; or, if `item` has the field `config`, that of another file with the fields of
+    `base` that `flags` have set, whatever their values were. The other fields of `item` are set in
+    it. Raises InputError for unknown fields, and for code of others unless `trusted`.
     """
     if "config" in item:
         other = load_named_config(str(item["config"]), trusted)
-        base = with_overrides(other, changes_of(base, where), location)
+        base = with_overrides(other, {name: value_of(base, name) for name in flags}, location)
     fields = {name: value for name, value in item.items() if name != "config"}
     config = with_overrides(base, {**fields, "run_dir": run_dir}, location)
     if not trusted:  # the folder is our own choice
@@ -142,10 +162,12 @@ def make_members(
     where: str,
     trusted: bool = True,
     seeds: Sequence[int] = (),
+    flags: Collection[str] = (),
 ) -> list[Member]:
     """Returns the valid members. Raises InputError that lists every problem of every member.
 
-    `trusted`: they may name code of others. `seeds`: each is run with these.
+    `trusted`: they may name code of others. `seeds`: each is run with these. `flags`: the fields
+    that --config.FIELD has set in `base`, which hold for members of other config files, too.
     """
     try:
         overrides = list(listed)
@@ -184,7 +206,7 @@ def make_members(
             if "run_dir" in item:
                 raise InputError(f"{location} sets run_dir", fix="leave it out: the sweep sets it")
             name = member_name(item, whole)
-            how = dict(where=where, location=location, trusted=trusted)
+            how = dict(flags=flags, location=location, trusted=trusted)
             config = config_of(base, item, str(folder / name), **how)
             validate(config)
             setting = member_name({k: v for k, v in item.items() if k != "seed"}, whole)
@@ -215,21 +237,24 @@ def make_members(
 
 
 def _check_same_run(member: Member) -> None:
-    """A folder that holds a run must hold this one: results of two experiments are never mixed."""
-    path = member.folder / "config.json"
-    if not path.exists():
-        return
-    try:
-        saved = fingerprints(from_dict(read_json_object(path), str(path)))
-    except ValueError as error:
-        raise InputError(f"{path} is not a run's config", rule=str(error), fix="move it") from None
-    now = fingerprints(from_dict(dataclasses.asdict(member.config), member.name))
-    changed = sorted(k for k in now if saved.get(k) != now[k])
-    if changed:
-        problem = f"{member.folder} holds a run with other settings"
-        rule = "a resumed sweep continues the same experiments"
-        fix = "another --out, or restore the settings"
-        raise InputError(problem, value=changed, rule=rule, fix=fix)
+    """A folder that holds a run must hold this one, but for what checkpoint.allow_changed names:
+    results of two experiments are never mixed."""
+    changed = member.changed()
+    if refused := [name for name in changed if name not in allowed_changes(member.config)]:
+        raise InputError(
+            f"{member.folder} holds a run with other settings",
+            value=refused,
+            rule="a resumed sweep continues the same experiments",
+            fix="another --out, restore the settings, or allow them: "
+            f"--config.checkpoint.allow_changed={','.join(changed)}",
+        )
+
+
+def allowed_changes(config: Config) -> set[str]:
+    """Returns the fields that a run may go on with other values of: checkpoint.allow_changed, and
+    the fields that name rows where that has "data"."""
+    allowed = set(config.checkpoint.allow_changed)
+    return allowed | ({"data.train", "data.test", "data.sources"} if "data" in allowed else set())
 
 
 def flag(name: str, value: object) -> str:

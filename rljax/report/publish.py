@@ -22,7 +22,7 @@ from rljax.report.card import base_of, license_of, model_card, read_evaluation
 from rljax.report.page import page_of
 from rljax.report.redacted import redacted, redacted_values
 from rljax.report.run_folder import RecordedRun, read_run
-from rljax.runs.folder import is_of_a_model
+from rljax.runs.folder import exported_steps, is_of_a_model
 from rljax.runs.mirror import local_copy
 from rljax.runs.store import is_url, require_run_folder
 
@@ -58,7 +58,8 @@ def publish(
     """Pushes the `part` of a run ("": its adapter, else its policy, else its reward model) to a
     repository of the hub, which is made private if it is new, unless `public`. With `out` the
     folder is written there and nothing is pushed. Raises InputError for a repository that is no
-    OWNER/NAME, a run without that part, an adapter whose base is not named, an `out` that is not
+    OWNER/NAME, a run without that part or that
+    has gone on since it was exported, an adapter whose base is not named, an `out` that is not
     empty, and a push that fails."""
     name = hub.parse(repository if hub.is_hub(repository) else f"hf://{repository}")
     if name.kind != "model" or name.revision or name.path:
@@ -71,6 +72,7 @@ def publish(
     with local_copy(run_dir, PARTS) as folder, _staged(out) as stage:
         run = read_run(folder)
         part = _part(run, part)
+        _require_of_its_end(run, part)
         _require_config(folder / "config.json", part)
         _require_whole(folder / part, part)
         base_name = base_of(run, base)
@@ -148,6 +150,21 @@ def _part(run: RecordedRun, part: str) -> str:
         fix = "name the folder that --config.run_dir gave a run; any other folder goes to the hub "
         fix += "by the hub's own command, `hf upload OWNER/NAME FOLDER`"
     raise InputError(what, fix=fix)
+
+
+def _require_of_its_end(run: RecordedRun, part: str) -> None:
+    """Raises InputError where the run has gone on since it exported the part: its card and its
+    report would tell of other weights."""
+    step = (exported_steps(run.summary) or {}).get(part)
+    last = run.summary.get("steps") if run.ended() else run.steps()[0]
+    if step not in (None, last):
+        raise InputError(
+            f"{run.folder / part} is not of the end of the run",
+            value=f"the weights of step {step}, and the run is at step {last}",
+            rule="a run exports at its end; the card and the report tell of the run as it is now",
+            fix="let the run finish with export=True: the command that trains it goes on; or push "
+            f"the older weights without a card: `hf upload OWNER/NAME {run.folder / part}`",
+        )
 
 
 def _require_config(path: Path, part: str) -> None:

@@ -14,7 +14,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rljax.errors import InputError
@@ -179,6 +179,20 @@ def whole_export(folder: Path) -> Iterator[None]:
         else:
             shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def exported_steps(summary: Mapping) -> dict[str, int] | None:
+    """Returns {folder: step of the weights in it} of the models that a run has exported, by its
+    summary.json; None if that does not say so: it is missing, or of an earlier version."""
+    exported = summary.get("exported")
+    return dict(exported) if isinstance(exported, Mapping) else None
+
+
+def lacks_export(summary: Mapping, names: Iterable[str]) -> bool:
+    """Returns whether a run ended without the export of one of the folders `names`: its config
+    did not ask for it then, and a folder of that name is of an earlier end."""
+    exported = exported_steps(summary)
+    return exported is not None and any(exported.get(x) != summary.get("steps") for x in names)
 
 
 def free_bytes(folder: Path) -> int | None:

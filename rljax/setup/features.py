@@ -368,7 +368,7 @@ EXCLUDES = _exclusions(
         },
         ("rollout by scores", "no reward read"): (
             "{collect!r} goes by the scores of samples, and dataflow={dataflow!r} reads no reward",
-            "'once()'",
+            "'once()', or on_policy_distil(scored=True), which has scores, with its other options",
         ),
         ("advantage over log-probs", "rounds"): (
             "{rollout!r} computes advantages between two rounds, before any pass of the trainer",
@@ -446,7 +446,9 @@ EXCLUDES = _exclusions(
         },
         ("environment", "no reward read"): (
             "dataflow={dataflow!r} learns from samples, and episodes are rollouts",
-            "dataflow='grpo', or environment.function=''",
+            "dataflow='on_policy_distil(scored=True)' with its other options, to learn from the "
+            "teacher in episodes; dataflow='grpo', to learn from the reward; or "
+            "environment.function=''",
         ),
         **{
             (a, "environment"): (

@@ -26,6 +26,7 @@ from rljax.correction.health import health_warnings
 from rljax.data.rows.show import turn_lines
 from rljax.errors import InputError
 from rljax.evaluation.policy import GAIN, bootstrap
+from rljax.files import read_json_object
 from rljax.metric import Metric
 from rljax.report import timeline
 from rljax.report.live import renewed_report
@@ -43,7 +44,7 @@ from rljax.report.run_warnings import (
 )
 from rljax.report.starts import last_start, peak_memory, record_start, run_date, versions
 from rljax.rollout import Player
-from rljax.runs.folder import concerns, disk_fault, not_written, write_whole
+from rljax.runs.folder import concerns, disk_fault, exported_steps, not_written, write_whole
 from rljax.setup import Setup, build
 from rljax.setup.default_batch import with_default_batch
 from rljax.tracking import compiles
@@ -61,7 +62,7 @@ from rljax.training.profiling import Profile
 from rljax.training.program_cache import ProgramCache, compiled_for
 from rljax.training.progress import bad_steps_in_a_row
 from rljax.training.result import RunStopped, TrainedRun
-from rljax.training.run import Run
+from rljax.training.run import ADAPTER, EXPORTED, Run
 from rljax.training.run_folder import RunFolder, run_folder, write_config, write_data_page
 from rljax.training.scores import check_scores, examples, require_scores, shown_sample, try_rewards
 from rljax.training.setup_warnings import setup_warnings
@@ -398,14 +399,15 @@ def finish(run: Run, status: str, lost: str) -> dict:
 
     A run that a signal has stopped exports nothing: a half-trained policy would stand where a final
     one does. It goes on and exports then. Of several hosts the first one writes, and all take part
-    in the export, so only a run that has finished makes it: one of them may be gone.
+    in the export, so only a run that has finished makes it: one of them may be gone. The summary
+    says of which step each exported model is: that of an earlier end stays in the folder.
     """
     folder, faults = run.folder, [lost] if lost else []
     # After a crash the arrays may be gone: donated.
     exports = status != "failed" if hosts.count() == 1 else status == "finished"
     exports = exports and not status.startswith(_STOPPED)
 
-    def attempt(what: str, write: Callable, *arguments) -> None:
+    def attempt(what: str, write: Callable, *arguments) -> bool:
         try:
             write(*arguments)
         except Exception as error:
@@ -413,12 +415,16 @@ def finish(run: Run, status: str, lost: str) -> dict:
                 raise
             fix = "make room or give it permissions, and start the same command again"
             faults.append(str(not_written(what, folder, error, fix)))
+            return False
+        return True
 
     gone = not hosts.share(folder.is_dir()) if exports else not folder.is_dir()
+    exported = _exported_before(folder)
     if run.config.export and exports and not gone:
-        if run.setup.model.config.lora:
-            attempt("the exported adapter", run.export_adapter)
-        attempt("the exported model", run.export)
+        if run.setup.model.config.lora and attempt("the exported adapter", run.export_adapter):
+            exported[ADAPTER] = run.progress.step
+        if attempt("the exported model", run.export):
+            exported[EXPORTED[run.phase.trains]] = run.progress.step
     if not hosts.first():
         return {}
     if gone:  # nothing is put in its place
@@ -428,12 +434,20 @@ def finish(run: Run, status: str, lost: str) -> dict:
     if not (folder / "config.json").exists():  # somebody has removed it
         attempt("config.json", write_config, folder, run.config)
     attempt("timeline.json", timeline.write, folder, run.timelines)
-    summary = summarise(run, "; ".join([status, *faults]))
+    summary = {**summarise(run, "; ".join([status, *faults])), "exported": exported}
     text = json.dumps(summary, indent=2) + "\n"
     attempt("summary.json", write_whole, folder / "summary.json", text)
     attempt("report.html", write_report, folder)
     faults += filter(None, [run.run_folder.close()])
     return {**summary, "status": "; ".join([status, *faults])}
+
+
+def _exported_before(folder: Path) -> dict[str, int]:
+    """Returns {folder: step} of what earlier ends of the run have exported."""
+    try:
+        return exported_steps(read_json_object(folder / "summary.json")) or {}
+    except InputError:  # there is none, or it cannot be read
+        return {}
 
 
 def programs(setup: Setup) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from rljax import hosts
 from rljax.report.inline import framed_report, inline
+from rljax.runs.folder import lacks_export
 from rljax.runs.jsonl import read_jsonl
 from rljax.runs.store import is_folder
 
@@ -100,11 +101,12 @@ class TrainedRun:
 
     @property
     def policy(self) -> Path | str | None:
-        """Path or URL of the exported model, a Hugging Face folder. None if the run exports none,
-        and for a run that was stopped: a folder that lies there is of an earlier end."""
+        """Path or URL of the exported model, a Hugging Face folder. None if this end of the run
+        exported none: a folder that lies there is of an earlier end."""
         if str(self.summary.get("status")).startswith("stopped"):
             return None
-        folders = (self._at(name) for name in ("policy", "reward_model"))
+        names = ("policy", "reward_model")
+        folders = (self._at(name) for name in names if not lacks_export(self.summary, [name]))
         return next((folder for folder in folders if is_folder(folder)), None)
 
     def _repr_html_(self) -> str:

@@ -48,7 +48,7 @@ from rljax.training.health import own_metrics
 from rljax.training.offline import held_out_step, read_reference_logprobs, store_reference_logprobs
 from rljax.training.program_steps import ProgramSteps
 from rljax.training.progress import Progress, bad_steps_in_a_row
-from rljax.training.run_folder import RunFolder
+from rljax.training.run_folder import RunFolder, exports_of
 from rljax.training.sources import draw_pretraining, make_sources, positions
 from rljax.validation.unread import unread
 
@@ -59,6 +59,7 @@ PRINTED = "rewards.log"  # what the functions of rewards print
 # What reading a state of another form may raise.
 _NOT_SAVED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, StopIteration)
 EXPORTED = {"actor": "policy", "reward_model": "reward_model"}  # folder names
+ADAPTER = "adapter"
 
 
 def checkpoint_bytes(setup: Setup) -> int:
@@ -262,7 +263,8 @@ class Run:
             check_fingerprints(dict(state["fingerprints"]), self.fingerprints, allowed)
             offsets = {name: int(size) for name, size in state["offsets"].items()}
         self.load(step)
-        if self.finished() and hosts.share(self.run_folder.is_wrapped_up(self.progress.step)):
+        wrapped_up = (self.progress.step, exports_of(self.config))
+        if self.finished() and hosts.share(self.run_folder.is_wrapped_up(*wrapped_up)):
             allow = " --config.checkpoint.allow_changed=steps" if spread else ""
             taken, steps = self.progress.rl_steps, self.config.steps
             fix = f"train on: --config.steps={max(2 * steps, taken + steps)}{allow}"
@@ -598,7 +600,7 @@ class Run:
         """Writes the adapters alone, as a PEFT folder."""
         role = self.roles[self.phase.trains]
         base = adapted_folder(self.config, self.phase.trains)
-        with self._exporting("adapter") as folder:
+        with self._exporting(ADAPTER) as folder:
             save_adapter(folder, role.model, role.state.weights, base=base)
             if hosts.first() and self.phase.trains == "actor":
                 build.save_tokenizer(folder, self.config, self.setup.tokenizer)

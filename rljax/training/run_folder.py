@@ -8,15 +8,16 @@ import logging
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rljax import hosts
-from rljax.config import Config, to_dict
+from rljax.components import resolve
+from rljax.config import NAMESPACES, Config, to_dict
 from rljax.data.rows.show import data_page
 from rljax.errors import InputError
 from rljax.files import read_json_object
-from rljax.runs.folder import locked, make_folder, removed_if_empty, write_whole
+from rljax.runs.folder import lacks_export, locked, make_folder, removed_if_empty, write_whole
 from rljax.runs.mirror import Mirror
 from rljax.runs.store import Store, StoreError, is_url, local_path
 from rljax.runs.store_lock import StoreLock
@@ -85,15 +86,25 @@ class RunFolder:
             return f"{self.url} does not have all files of the run: {error}; {self.path} has them"
         return ""
 
-    def is_wrapped_up(self, steps: int | None = None) -> bool:
-        """Returns whether the last of `steps` steps (None: of any number) was followed by export,
-        summary and report: the report is the last file."""
+    def is_wrapped_up(self, steps: int | None = None, exports: Iterable[str] = ()) -> bool:
+        """Returns whether the last of `steps` steps (None: of any number) was followed by summary,
+        report and the `exports`, folders of models: the report is the last file."""
         try:
             summary = read_json_object(self.path / "summary.json")
         except InputError:
             return False
         finished = summary.get("status") == "finished" and steps in (None, summary.get("steps"))
-        return finished and (self.path / "report.html").exists()
+        whole = (self.path / "report.html").exists() and not lacks_export(summary, exports)
+        return finished and whole
+
+
+def exports_of(config: Config) -> tuple[str, ...]:
+    """Returns the folders that a run of this config exports its model to at its end."""
+    if not config.export:
+        return ()
+    page = resolve(config.dataflow, NAMESPACES["dataflow"])
+    model = "policy" if "actor" in page.parameters else "reward_model"
+    return (model, *(("adapter",) if config.lora.rank else ()))
 
 
 @contextlib.contextmanager

@@ -114,6 +114,8 @@ REFUSED = [
     ("seed: -9999999999", "must be -2147483647 or more"),
     ("steps: null", "there is no null"),
     ("model: ~", "model=null: there is no null"),
+    ("model: None", "model=None: there is no null"),
+    ("trackers: None", "trackers=None: there is no null"),
     ("actor_optimizer: {lr: fast}", "actor_optimizer.lr=fast: must be a number"),
     ("data: {weights: [1, x]}", "must be a number"),
     ("algorithm: {policy_los: dpo}", "algorithm.policy_los: no such field; did you mean"),

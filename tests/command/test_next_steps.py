@@ -122,6 +122,15 @@ def test_a_run_that_learned_from_rows_without_answers_asks_for_prompts(
     assert [word.partition("=")[2] for word in words if "_tokens=" in word] == limits
 
 
+def test_a_model_that_an_earlier_end_has_exported_is_said_to_be_of_its_step(tmp_path):
+    for name in ("policy", "reward_model"):
+        (tmp_path / name).mkdir()
+    exported = {"policy": 3, "reward_model": 7}
+    write_json(tmp_path / "summary.json", {"steps": 7, "exported": exported})
+    lines = list(next_steps(tmp_path, ConfigSource("my.yaml", {}, Config()), False))
+    assert lines[0].endswith("/policy  (of step 3)") and lines[1].endswith("/reward_model")
+
+
 def test_the_command_to_resume_has_the_trust_that_the_run_had(tmp_path):
     source = ConfigSource("my.yaml", {"seed": "1"}, Config())
     for trust_code in (False, True):

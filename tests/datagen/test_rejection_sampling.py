@@ -387,6 +387,18 @@ def test_three_iterations_of_raft_raise_the_mean_reward(tmp_path):
     assert means[0] < 0.5 and means[1] > means[0] + 0.1 and means[2] > means[1] + 0.1, means
 
 
+def test_raft_does_not_train_an_older_policy_than_it_samples_from(base, tmp_path):
+    run = shutil.copytree(base, tmp_path / "base")
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["exported"] == {"policy": 30}
+    (run / "summary.json").write_text(json.dumps(summary | {"exported": {"policy": 9}}))
+    settings = dict(iterations=1, epochs=1, trust_code=True)
+    options = RejectionOptions(str(run), str(tmp_path / "raft"), **settings)
+    with pytest.raises(InputError, match="step 9, and the checkpoint of step 30.*base/policy, w"):
+        raft(base_config(tmp_path), options, tmp_path / "raft")
+    assert not (tmp_path / "raft").exists()
+
+
 @pytest.mark.slow
 def test_every_iteration_samples_as_the_run_says(tmp_path):
     """The folder of an iteration is a model's, which knows no top_k: all samples are the same."""
@@ -414,6 +426,7 @@ def test_the_same_call_of_raft_goes_on_where_it_stopped(tmp_path):
     train_on_one(config)
     config.mesh.data = -1  # on all of them from here
     prompts = tmp_path / "prompts.jsonl"
+    weights_of_base = shutil.copy(tmp_path / "base/policy/model.safetensors", tmp_path / "whole")
     prompts.write_text("".join(json.dumps({"prompt": f"{a}b>"}) + "\n" for a in "abcd"))
     settings = dict(samples=2, keep_truncated=True, iterations=1, pairs="p.jsonl")
     settings |= dict(data=str(prompts), reward="light_rewards.begins_even")
@@ -436,6 +449,16 @@ def test_the_same_call_of_raft_goes_on_where_it_stopped(tmp_path):
     assert (first / "policy" / "model.safetensors").read_bytes() == weights
     with pytest.raises(InputError, match="other settings.*--samples=3, which was 2"):
         raft(config, dataclasses.replace(options, samples=3), options.out)
+    text = prompts.read_text()
+    prompts.write_text(text.replace("ab>", "bb>"))
+    with pytest.raises(InputError, match="other settings.*what --data names has changed"):
+        raft(config, options, options.out)
+    prompts.write_text(text)
+    with (tmp_path / "base/policy/model.safetensors").open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(InputError, match="other settings.*what --checkpoint names has changed"):
+        raft(config, options, options.out)
+    shutil.copy(weights_of_base, tmp_path / "base/policy/model.safetensors")
     config.actor_optimizer.lr = 0.5
     with pytest.raises(InputError, match="other settings.*'actor_optimizer.lr'"):
         raft(config, options, options.out)

@@ -29,7 +29,7 @@ from rljax.data.offline.rows import load_rows
 from rljax.errors import InputError
 from rljax.evaluation.process_models import load_scorer
 from rljax.experiments.lineage import digest, inputs_of
-from rljax.experiments.pipeline import record_of, run_stages
+from rljax.experiments.pipeline import record_of, run_stages, write_lineage
 from rljax.experiments.stages import make_stages
 from rljax.rollout import ModelScorer
 
@@ -255,7 +255,7 @@ def test_what_stages_get_from_the_file_and_the_command_line(tmp_path):
     (tmp_path / "own.py").write_text(CONFIG.format(tests=str(Path(__file__).parent)))
     given = dataclasses.replace(load_config_file(f"{tmp_path}/own.py"), seed=7)
     listed, where = [SFT, item, other], f"{tmp_path}/own.py"
-    sft, pairs, other = make_stages(given, listed, tmp_path, where)
+    sft, pairs, other = make_stages(given, listed, tmp_path, where, flags=["seed"])
     assert pairs.settings.seed == 7 and sft.config.seed == 7 and other.config.seed == 7
     assert other.config.steps == 5 and other.config.dataflow == "grpo"
     assert pairs.settings.out == "{pairs}/samples.jsonl" and pairs.needs() == ("sft",)
@@ -346,6 +346,26 @@ def test_the_page_shows_the_same_prompts_answered_by_several_stages(whole):
     assert suite["prompts"][0]["prompt"].replace(">", "&gt;") in page
 
 
+def test_answers_of_another_name_are_compared_too(tmp_path):
+    stages = stages_in(
+        tmp_path,
+        [
+            {**evaluated("sft"), "checkpoint": str(REPO), "stage": name, "answers": f"{name}.jsonl"}
+            for name in ("one", "two")
+        ]
+        + [{**evaluated("sft"), "checkpoint": str(REPO), "answers": ""}],
+    )
+    shown = {"started": 1.0, "ended": 2.0, "by_hand": "", "outputs": {}, "settings_sha256": ""}
+    write_records(stages, metrics={"reward": "exact_match()"}, **shown)
+    for right, stage in enumerate(stages[:2]):
+        answer = {"prompt": "ab>", "response": "a", "score": right, "right": right}
+        (stage.folder / f"{stage.name}.jsonl").write_text(json.dumps(answer) + "\n")
+    write_lineage(stages, "x.py")
+    (suite,) = json.loads((tmp_path / "lineage.json").read_text())["same_prompts"]
+    assert suite["stages"] == ["one", "two"] and suite["prompts"][0]["right"] == [0, 1]
+    assert "one and two" in (tmp_path / "pipeline.html").read_text()
+
+
 def test_a_digest_is_of_names_and_bytes_and_of_what_a_run_hands_on(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/x").write_text("1")
@@ -418,9 +438,9 @@ def test_what_has_changed_is_refused_by_name(short, tmp_path):
     assert "policy is gone" in refused()
 
 
-def write_records(stages) -> None:
+def write_records(stages, **fields) -> None:
     for stage in stages:
-        record = {"stage": stage.name, "command": stage.command, "status": "finished"}
+        record = {"stage": stage.name, "command": stage.command, "status": "finished", **fields}
         stage.folder.mkdir(parents=True)
         text = json.dumps(record | {"compared": stage.compared(), "inputs": {}})
         (stage.folder / "stage.json").write_text(text)
@@ -490,6 +510,17 @@ def test_a_run_may_go_on_with_what_allow_changed_names(short, tmp_path):
     assert record["outputs"] != records(short)["sft"]["outputs"]
     with pytest.raises(InputError, match=r"pairs holds this stage.*'checkpoint'"):
         list(run_stages(stages_in(home, [more, chain()[1]]), "x.py"))
+
+
+@pytest.mark.slow
+def test_an_export_that_is_asked_for_later_is_made(short, tmp_path):
+    def run(export: bool):
+        ((_, record, old),) = run_stages(stages_in(tmp_path, [{**SFT, "export": export}]), "x.py")
+        return record["outputs"], old
+
+    assert run(False) == ({}, False) and run(False) == ({}, True)
+    assert run(True) == (records(short)["sft"]["outputs"], False)
+    assert run(True) == (records(short)["sft"]["outputs"], True)
 
 
 CONFIG = """

@@ -249,6 +249,53 @@ def test_results_of_two_experiments_are_not_mixed(tmp_path):
         members_of(tmp_path, {"seed": 1})
 
 
+def test_a_sweep_goes_on_with_what_allow_changed_names(tmp_path):
+    (member,) = members_of(tmp_path, {"seed": 1})
+    member.folder.mkdir(parents=True)
+
+    def write(config, **summary):
+        (member.folder / "config.json").write_text(json.dumps(to_dict(config)))
+        summary = {"status": "finished", "started": 1.0, **summary}
+        (member.folder / "summary.json").write_text(json.dumps(summary))
+
+    write(member.config)
+    (member.folder / "starts.jsonl").write_text('{"time": 1.0}\n')
+    assert member.finished()
+    more = base()
+    more.steps = 900
+    with pytest.raises(InputError, match="other settings.*allow_changed=steps"):
+        make_members(more, [{"seed": 1}], tmp_path, "x.py")
+    more.checkpoint.allow_changed = ("steps",)
+    (member,) = make_members(more, [{"seed": 1}], tmp_path, "x.py")
+    assert not member.finished()
+    write(member.config)
+    assert member.finished()
+    with (member.folder / "starts.jsonl").open("a") as file:
+        file.write('{"time": 2.0}\n')  # it was killed: the summary is of its earlier end
+    assert not member.finished()
+
+
+@pytest.mark.parametrize(
+    ("exported", "finished"),
+    [
+        ({}, True),  # of an earlier version
+        ({"exported": {}}, False),
+        ({"exported": {"policy": 2}}, False),
+        ({"exported": {"policy": 3}}, True),
+    ],
+)
+def test_a_member_whose_export_is_asked_for_later_is_not_finished(exported, finished, tmp_path):
+    (member,) = members_of(tmp_path, {"export": True})
+    member.folder.mkdir(parents=True)
+    summary = {"status": "finished", "steps": 3, **exported}
+    (member.folder / "summary.json").write_text(json.dumps(summary))
+    assert member.finished() == finished
+    (member,) = members_of(tmp_path, {"export": False})
+    member.folder.mkdir(parents=True)
+    (member.folder / "summary.json").write_text(json.dumps(summary))
+    assert member.finished()
+
+
 def test_fields_of_one_name_are_told_apart_by_their_sections(tmp_path):
     rates = [{f"{role}_optimizer.lr": 0.001, "seed": 1} for role in ("actor", "critic")]
     config = base()
@@ -483,6 +530,39 @@ def test_a_flag_of_a_field_that_members_set_is_refused_at_once(tmp_path, rljax_c
     assert code == 2 and "--config.steps: stage '" in said and "--config.run_dir: each" in said
     code, out, _ = rljax_command(*asked, "--config.seed=3")
     assert code == 0 and "--config.seed=3" in out
+
+
+OTHER_FILE = """
+from rljax.config.flags import load_config_file
+
+def get_config():
+    config = load_config_file("quickstart:tiny")
+    config.steps, config.actor_optimizer.lr = {steps}, 3e-3
+    return config
+
+def {listing}():
+    yield {entry}
+"""
+
+
+@pytest.mark.parametrize("command_name", ["sweep", "pipeline"])
+def test_a_flag_of_the_files_own_value_holds_for_a_member_of_another_file(
+    command_name, tmp_path, rljax_command, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    entry = {"config": "other.py"}
+    entry |= {"stage": "a", "command": "train"} if command_name == "pipeline" else {}
+    for name, steps in (("own.py", 3), ("other.py", -1)):  # -1: no valid config
+        text = OTHER_FILE.format(steps=steps, listing=command_name, entry=entry)
+        (tmp_path / name).write_text(text)
+    line = [command_name, "own.py", "--out=out", "--dry_run"]
+    code, _, said = rljax_command(*line)
+    assert code == 2 and "steps=-1" in said
+    code, out, said = rljax_command(*line, "--config.steps=3")
+    assert code == 0 and "--config.steps=3" in out and "--config=other.py" in out, said
+    settings = load_config_file("own.py"), [{"config": "other.py"}], tmp_path / "s", "own.py"
+    (member,) = make_members(*settings, flags=["steps"])
+    assert member.config.steps == 3
 
 
 @pytest.mark.slow

@@ -385,6 +385,23 @@ def test_a_full_disk_is_said_and_no_half_folder_is_left(run, tmp_path):
     publish(str(run), "me/out", out=str(tmp_path / "out"))
 
 
+def test_a_policy_of_an_earlier_end_of_the_run_is_not_pushed(run, tmp_path):
+    def note(**changes):
+        path = run / "summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    note(exported={"policy": 9, "adapter": 4})  # it went on without its adapter
+    with pytest.raises(InputError, match="adapter is not of the end.*step 4, and the run is at st"):
+        publish(str(run), "me/new", out=str(tmp_path / "out"))
+    publish(str(run), "me/new", part="policy", out=str(tmp_path / "out"))
+    note(exported={"policy": 4}, steps=4)
+    publish(str(run), "me/new", part="policy", out=str(tmp_path / "rolled back to 4"))
+    with (run / "starts.jsonl").open("a") as file:  # it goes on, or was killed: no summary of it
+        file.write('{"time": 2.0}\n')
+    with pytest.raises(InputError, match="step 4, and the run is at step 9.*hf upload OWNER/NAME"):
+        publish(str(run), "me/new", part="policy", out=str(tmp_path / "new"))
+
+
 def test_what_cannot_be_pushed_is_said(server, run, tmp_path, monkeypatch):
     with pytest.raises(
         InputError, match="nobody is logged in.*token that may write.*hf auth login"

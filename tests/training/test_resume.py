@@ -325,6 +325,19 @@ def test_a_run_killed_after_its_last_step_is_wrapped_up_by_a_resume(whole, tmp_p
 
 
 @pytest.mark.slow
+def test_a_finished_run_makes_an_export_that_is_asked_for_later(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    shutil.rmtree(folder / "policy")
+    recorded = summary(folder)
+    assert recorded["exported"] == {"policy": 12}
+    (folder / "summary.json").write_text(json.dumps({**recorded, "exported": {}}))
+    assert train(configured(folder)).summary["exported"] == {"policy": 12}
+    assert_same_run(folder, whole)
+    with pytest.raises(InputError, match="is a finished run"):
+        train(configured(folder))
+
+
+@pytest.mark.slow
 def test_another_config_is_refused_by_name_and_changes_nothing(half):
     before = {p: p.read_bytes() for p in half.rglob("*") if p.is_file()}
     changes = {"actor_optimizer__lr": 0.2, "sampler__temperature": 0.9}

@@ -478,6 +478,10 @@ def test_a_stopped_run_has_no_policy(tmp_path):
     finished, stopped = {"status": "finished"}, {"status": "stopped by SIGTERM at step 3"}
     assert TrainedRun(tmp_path, finished).policy == tmp_path / "policy"
     assert TrainedRun(tmp_path, stopped).policy is None
+    finished |= {"steps": 3, "exported": {"policy": 3}}
+    assert TrainedRun(tmp_path, finished).policy == tmp_path / "policy"
+    finished["steps"] = 5  # with export=False
+    assert TrainedRun(tmp_path, finished).policy is None
 
 
 CLASSES = """

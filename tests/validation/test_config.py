@@ -543,6 +543,13 @@ def test_unknown_flags_are_all_listed_with_the_nearest_name():
     ]
 
 
+@pytest.mark.parametrize("field", ["sampler.stop_strings", "tokenizer", "trackers"])
+def test_none_is_no_text_of_a_flag(field):
+    with pytest.raises(InputError, match=f'{field}=None: there is no null; "" is an empty text'):
+        from_flags(f"--config.{field}=None")
+    assert from_flags("--config.sampler.stop_strings=('None',)").sampler.stop_strings == ("None",)
+
+
 def test_paths_and_components(tmp_path, monkeypatch):
     assert is_path("a/b") and is_path("x.parquet") and is_path("./m")
     assert not is_path("decoder(layers=2)") and not is_path("sort_digits") and not is_path("")

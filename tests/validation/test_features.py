@@ -124,6 +124,20 @@ def test_a_users_own_function_is_excluded_by_what_it_declares(fields, says):
     assert says in problems_of(valid(**named))
 
 
+@pytest.mark.parametrize("feature", ["environment", "rollout by scores"])
+def test_distillation_is_scored_where_the_samples_have_to_be(feature):
+    """The fix keeps the teacher."""
+
+    def broken(config) -> list:
+        return [rule for rule, *_ in violations(Parts(config)) if rule.b == "no reward read"]
+
+    config = config_of(feature, "no reward read")
+    (rule,) = broken(config)
+    assert rule.a == feature and "on_policy_distil(scored=True)" in rule.fix
+    config.dataflow = "on_policy_distil(scored=True)"
+    assert feature in turned_on(Parts(config)) and not broken(config)
+
+
 def test_what_nobody_declared_gets_the_benefit_of_the_doubt(tmp_path):
     """A function of the user's own may do what it does not say."""
     own = dict(algorithm__advantage="users_features.undeclared")

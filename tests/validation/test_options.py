@@ -50,6 +50,8 @@ def test_flags_give_the_options_with_their_types():
     assert given == Few(("a",), sizes=(1, 3), names=("p", "q,r"))
     with pytest.raises(InputError, match=r"--names=\[p\]; a list of one is written p"):
         parse("a", "--names=[p]")
+    with pytest.raises(InputError, match="--names: got 'None'; a flag has no null. Fix: leave"):
+        parse("a", "--names=None")
     with pytest.raises(InputError, match="--size: got '1,x'.*whole numbers"):
         parse("a", "--size=1,x")
     with pytest.raises(flags.Error, match="--kind=c"):
