@@ -494,7 +494,7 @@ def published_qwen3_5(config, kind: str) -> dict:
     return told
 
 
-@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("experts", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_qwen3_5_with_images(experts, tmp_path):
     """The whole published model: a tower without mergers behind its layers, positions of images,
     layers that predict further tokens, which are left out; all experts of a layer together."""
