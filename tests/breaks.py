@@ -28,7 +28,9 @@ PROGRAM, ON_DEVICE = "tests/training/test_program_steps.py", "tests/rewards/test
 BEST_OF_K = "tests/advantages/test_best_of_k.py"
 OFF_POLICY = "tests/losses/test_off_policy_losses.py"
 HUB, HOSTILE = "rljax/hub/client.py", "tests/hub/test_hostile_hub.py"
-TEACHERS, HINTED = "tests/dataflows/test_teachers.py", "tests/rollout/test_hinted.py"
+TEACHERS, NETS, OF_NETS = "rljax/models/gated_delta.py", "tests/models/test_gated_delta.py"
+TURNS = "tests/sampler/test_sampler_turns.py"
+HINTED = "tests/dataflows/test_teachers.py", "tests/rollout/test_hinted.py"
 HINTS = "rljax/rollout/rules/hinted.py"
 # name: (file, the text, what stands in its place, pytest's arguments)
 BREAKS = {
@@ -37,6 +39,48 @@ BREAKS = {
         "jnp.where(batch.teacher == i, batch.mask, 0.0)",
         "jnp.where(batch.teacher > 0, batch.mask, 0.0)",
         [TEACHERS, "-k", "log_probs or own_teacher"],
+    ),
+    "a convolution sees the sequence before": (
+        NETS,
+        "own = (run_of_input[:, back] == runs)",
+        "own = (runs == runs)",
+        [OF_NETS, "-k", "convolution"],
+    ),
+    "a state goes on into the next sequence": (
+        NETS,
+        "from_start = jnp.where(carried, jnp.exp(total), 0.0)",
+        "from_start = jnp.where(True, jnp.exp(total), 0.0)",
+        [OF_NETS, "-k", "recurrence"],
+    ),
+    "a state reads the last token of a prompt twice": (
+        "rljax/models/model.py",
+        "before_last = jnp.arange(x.shape[1])[None, :] < lengths[:, None] - 1",
+        "before_last = jnp.arange(x.shape[1])[None, :] < lengths[:, None]",
+        [TURNS, "-k", "fresh_request and recurrent"],
+    ),
+    "the state of a slot that waits goes on": (
+        "rljax/sampler/slots.py",
+        "counts = slots.live.astype(jnp.int32) if recurrent else None",
+        "counts = None",
+        [TURNS, "-k", "fresh_request and recurrent"],
+    ),
+    "a slot begins with the state before it": (
+        "rljax/models/model.py",
+        "recurrence_inputs(self.config, valid, columns > 0)",
+        "recurrence_inputs(self.config, valid, columns >= 0)",
+        [TURNS, "-k", "fresh_request and recurrent"],
+    ),
+    "a branch goes on with later tokens": (
+        "rljax/sampler/scheduler.py",
+        "cached = read_count if goes_back or read_count <= len(ids) - 1 else 0",
+        "cached = read_count",
+        ["tests/sampler/test_branch.py", "-k", "went_round"],
+    ),
+    "the experts of a layer are read in the order of their names": (
+        "rljax/models/huggingface/checkpoint_folder.py",
+        "{i // len(parts)}.{parts[i % len(parts)]}.weight",
+        "{i % experts.count}.{parts[i // experts.count]}.weight",
+        ["tests/models/test_written_families.py", "-k", "qwen3_5_with_images"],
     ),
     "rows without a teacher are learned": (
         "rljax/dataflows/steps.py",

@@ -1,5 +1,5 @@
-"""Runs of a model with gated delta nets: what the sampler records and the trainer computes, experts,
-a critic, adapters, trajectories in flight, the exported folder, and learning."""
+"""Runs of a model with gated delta nets: log-probs of sampler and trainer, a critic, experts,
+adapters, trajectories in flight, devices, the exported folder, and learning."""
 
 import json
 
