@@ -28,9 +28,9 @@ PROGRAM, ON_DEVICE = "tests/training/test_program_steps.py", "tests/rewards/test
 BEST_OF_K = "tests/advantages/test_best_of_k.py"
 OFF_POLICY = "tests/losses/test_off_policy_losses.py"
 HUB, HOSTILE = "rljax/hub/client.py", "tests/hub/test_hostile_hub.py"
-TEACHERS, NETS, OF_NETS = "rljax/models/gated_delta.py", "tests/models/test_gated_delta.py"
+TEACHERS, HINTED = "tests/dataflows/test_teachers.py", "tests/rollout/test_hinted.py"
+NETS, OF_NETS = "rljax/models/gated_delta.py", "tests/models/test_gated_delta.py"
 TURNS = "tests/sampler/test_sampler_turns.py"
-HINTED = "tests/dataflows/test_teachers.py", "tests/rollout/test_hinted.py"
 HINTS = "rljax/rollout/rules/hinted.py"
 # name: (file, the text, what stands in its place, pytest's arguments)
 BREAKS = {
