@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import golden, lanes
+from conftest import lanes
 from packed_rows import groups_of, plain_rows
 from packed_rows import packed_rows as packed_in_rows
 from published_configs import CONFIGS
@@ -494,23 +494,47 @@ def published_qwen3_5(config, kind: str) -> dict:
     return told
 
 
+IMAGE_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+
+
+def rows_with_images() -> dict:
+    """Two rows padded on the right, of one image and of two, in the arrays of a processor."""
+    rng = np.random.default_rng(0)
+
+    def text(count):
+        return rng.integers(3, 290, count).tolist()
+
+    def image(tokens):
+        return [302, *[300] * tokens, 303]
+
+    lines = [text(4) + image(4) + text(3), text(3) + image(8) + text(3) + image(8) + text(2)]
+    ids, mask = np.zeros((2, 30), np.int64), np.zeros((2, 30), np.int64)
+    for row, line in enumerate(lines):
+        ids[row, : len(line)], mask[row, : len(line)] = line, 1
+    grid = np.array([[1, 4, 4], [1, 4, 8], [1, 8, 4]])  # patches, of which four are a token
+    pixels = rng.normal(size=(grid.prod(axis=1).sum(), 3 * 2 * 6 * 6)).astype(np.float32)
+    names = ("input_ids", "attention_mask", "image_grid_thw", "pixel_values")
+    return dict(zip(names, (ids, mask, grid, pixels), strict=True))
+
+
 @pytest.mark.parametrize("experts", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_qwen3_5_with_images(experts, tmp_path):
     """The whole published model: a tower without mergers behind its layers, positions of images,
     layers that predict further tokens, which are left out; all experts of a layer together."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    folder = golden("hf", "qwen3_vl")
-    given, io = json.loads((folder / "config.json").read_text()), np.load(folder / "io.npz")
+    io = rows_with_images()
     rope = dict(rope_theta=1e4, partial_rotary_factor=0.5, mrope_section=[2, 1, 1])
     rope |= dict(rope_type="default", mrope_interleaved=True)
     kind, name = ("qwen3_5_moe", "Qwen3_5Moe") if experts else ("qwen3_5", "Qwen3_5")
-    given["text_config"] |= dict(DELTA, layer_types=["linear_attention", "full_attention"])
-    given["text_config"] |= dict(model_type=f"{kind}_text", rope_parameters=rope)
-    given["text_config"] |= SHARED if experts else {}
-    given["vision_config"].pop("deepstack_visual_indexes")
-    given["vision_config"]["model_type"] = f"{kind}_vision"
-    settings = {k: v for k, v in given.items() if k != "model_type"}
-    config = getattr(transformers, f"{name}Config")(**settings)
+    sizes = dict(SMALL, **DELTA, **(SHARED if experts else {}), num_hidden_layers=2)
+    sizes |= dict(vocab_size=320, head_dim=16, layer_types=["linear_attention", "full_attention"])
+    tower = dict(depth=2, hidden_size=32, intermediate_size=48, num_heads=2, out_hidden_size=48)
+    tower |= dict(patch_size=6, num_position_embeddings=16, model_type=f"{kind}_vision")
+    config = getattr(transformers, f"{name}Config")(
+        text_config=dict(sizes, model_type=f"{kind}_text", rope_parameters=rope),
+        vision_config=tower,
+        **dict(zip(IMAGE_TOKENS, range(300, 304), strict=True)),
+    )
     torch.manual_seed(0)
     theirs = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
     with torch.no_grad():
@@ -522,7 +546,7 @@ def test_qwen3_5_with_images(experts, tmp_path):
     if experts:
         tensors = with_experts_together(tensors)
         assert tensors["model.language_model.layers.0.mlp.experts.gate_up_proj"].shape[1] == 48
-    tensors["mtp.norm.weight"] = np.ones(64, np.float32)
+    tensors["mtp.norm.weight"] = np.ones(48, np.float32)
     save_file(tensors, tmp_path / "model.safetensors")
 
     ids, mask = (torch.tensor(io[name]) for name in ("input_ids", "attention_mask"))
