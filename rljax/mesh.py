@@ -36,6 +36,7 @@ RULES: dict[str | None, str | None] = {
     "kv_heads": "tensor",
     "key_heads": "tensor",  # of a gated delta net
     "value_heads": "tensor",
+    "channels": "tensor",  # of a short convolution
     "taps": None,  # of a convolution over tokens
     "head_dim": None,
     "mlp": "tensor",

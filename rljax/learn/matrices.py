@@ -33,7 +33,7 @@ def is_hidden(path: tuple[str, ...]) -> bool:
     """Returns whether the weight is a matrix from hidden values to hidden values: neither a table
     of embeddings nor a head, nor the map that takes in the pixels of an image, nor the taps of a
     convolution."""
-    other = "patch_embed" in path or path[-2:][0].endswith("_conv")
+    other = "patch_embed" in path or path[-2:][0].endswith("conv")
     return is_matrix(path) and path[-1] not in _TABLES and not other
 
 

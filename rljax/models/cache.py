@@ -1,5 +1,5 @@
 """The cache of a layer: the keys and values of the tokens it has read, in slots; or, of a recurrent
-layer, a state of one size (rljax.models.gated_delta).
+layer, a state of one size (rljax.models.gated_delta, short_convolution).
 
 The layout of a cache, writing to it, and which of its columns a call's queries see.
 
@@ -32,13 +32,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rljax.errors import InputError
 from rljax.mesh import BATCH_AXES, row_shards
-from rljax.models import cache_pages
+from rljax.models import cache_pages, gated_delta, short_convolution
 from rljax.models.attention_paths import LANES, pad_axis, paged_takes, whole_pages
 from rljax.models.cache_pages import Pool, token_axis
 from rljax.models.cache_ring import newest, put, take
 from rljax.models.cache_tree import Nodes
 from rljax.models.config import LayerKind, ModelConfig
-from rljax.models.gated_delta import State, empty_state
+from rljax.models.gated_delta import State
 
 DTYPES = ("", "float32", "bfloat16", "float16", "int8")  # "" = what the model computes in
 
@@ -162,9 +162,16 @@ def slot_bytes(
     return total_bytes
 
 
+def _empty_state(config: ModelConfig, rows: int) -> State:
+    """Returns the state of a recurrent layer of so many rows that have read nothing."""
+    if config.delta:
+        return gated_delta.empty_state(config.delta, rows, config.dtype)
+    return short_convolution.empty_state(config.short_conv, config.embed, rows, config.dtype)
+
+
 def _state_bytes(config: ModelConfig) -> int:
     """Returns the bytes of the state of a recurrent layer in one slot, over all devices."""
-    state = jax.eval_shape(lambda: empty_state(config.delta, 1, config.dtype))
+    state = jax.eval_shape(lambda: _empty_state(config, 1))
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
 
 
@@ -203,14 +210,15 @@ def _sharding(mesh: Mesh, shape: tuple[int, ...], order: str, pool: Pool | None)
 
 
 def _state_sharding(mesh: Mesh, state: State) -> State:
-    """Splits slots over the axes of rows, and heads over tensor, where they divide."""
+    """Splits slots over the axes of rows, and heads or channels over tensor, where they divide."""
 
     def sharding(x, axis: int) -> NamedSharding:
         rows = BATCH_AXES if x.shape[0] % row_shards(mesh) == 0 else None
         heads = "tensor" if x.shape[axis] % mesh.shape["tensor"] == 0 else None
         return NamedSharding(mesh, PartitionSpec(rows, *[None] * (axis - 1), heads))
 
-    return State(sharding(state.memory, 1), tuple(sharding(x, 2) for x in state.recent))
+    memory = None if state.memory is None else sharding(state.memory, 1)
+    return State(memory, tuple(sharding(x, 2) for x in state.recent))
 
 
 def shardings(caches: list[Cache | State], mesh: Mesh) -> list:
@@ -245,7 +253,7 @@ def empty(
     caches = []
     for kind in config.kinds:
         if kind.recurrent:
-            caches.append(empty_state(config.delta, slots, config.dtype))
+            caches.append(_empty_state(config, slots))
             continue
         heads, widths = _stored(config.of(kind), mesh, dtype)
         order = _order(config.of(kind), mesh, dtype)

@@ -174,7 +174,8 @@ class LayerKind:
     head_dim: int = 0  # 0 = ModelConfig.head_dim
     kv_heads: int = 0  # 0 = ModelConfig.kv_heads
     values_of_keys: bool = False  # values are made of the map of keys
-    recurrent: bool = False  # a gated delta net, ModelConfig.delta, in place of attention
+    # In place of attention a gated delta net, ModelConfig.delta, or a ModelConfig.short_conv.
+    recurrent: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,6 +270,8 @@ class ModelConfig:
     rope_tokens: int = 0
     latent: LatentConfig | None = None
     delta: DeltaConfig | None = None
+    # Tokens that a short convolution (rljax.models.short_convolution) sees, the newest included.
+    short_conv: int = 0  # 0 = the model has none
     experts: ExpertsConfig | None = None
     lora: LoraConfig | None = None
     vision: VisionConfig | None = None
@@ -374,6 +377,8 @@ class ModelConfig:
         for name in ("temperature_floor", "temperature_slope"):
             value = getattr(self, name)
             _check(0 <= value < LARGEST_TOKENS, f"model.{name}", value, "0 or above")
+        valid = self.short_conv == 0 or 2 <= self.short_conv <= LARGEST_SIZE
+        _check(valid, "model.short_conv", self.short_conv, f"2 to {LARGEST_SIZE}, or 0")
         for kind in self.kinds:
             valid = 0 <= kind.chunk <= LARGEST_TOKENS and not (kind.chunk and kind.window)
             _check(valid, "model.kinds: chunk", kind, "0 or above, and without a window")
@@ -388,8 +393,8 @@ class ModelConfig:
             _check(valid, "model.kinds: head_dim", kind, "one size with latent attention")
             valid = not kind.experts or self.experts is not None
             _check(valid, "model.kinds: experts", kind, "model.experts is set")
-            valid = not kind.recurrent or self.delta is not None
-            _check(valid, "model.kinds: recurrent", kind, "model.delta is set")
+            valid = not kind.recurrent or (self.delta is not None) != (self.short_conv > 0)
+            _check(valid, "model.kinds: recurrent", kind, "either model.delta or short_conv is set")
             valid = not kind.recurrent or not (kind.window or kind.chunk or kind.rope is not None)
             _check(valid, "model.kinds: recurrent", kind, "without window, chunk and rope")
         # The room of a slot is what its layers with attention have.

@@ -36,6 +36,7 @@ from rljax.models.layers import (
     weight,
 )
 from rljax.models.multimodal import mrope_angles
+from rljax.models.short_convolution import ShortConvolution
 from rljax.models.vision.tower import VisionTower
 
 
@@ -373,7 +374,7 @@ class Block(nnx.Module):
             self.attention_norm = RMSNorm(rngs, config, config.embed)
             self.mlp_norm = RMSNorm(rngs, config, config.embed)
         if kind.recurrent:
-            self.recurrence = GatedDeltaNet(rngs, config)
+            self.recurrence = (GatedDeltaNet if config.delta else ShortConvolution)(rngs, config)
         else:
             self.attention = (LatentAttention if config.latent else Attention)(rngs, config, kind)
         self.mlp = Experts(rngs, config) if kind.experts else MLP(rngs, config)

@@ -26,9 +26,9 @@ LOG = logging.getLogger("rljax")
 class Family:
     """The differences of one model_type.
 
-    architecture: the stem of the transformers classes. keys: config.json key -> field, beside
-    COMMON's. defaults: what transformers takes where config.json is silent. fixed: fields that
-    config.json does not have. windows: the window of every layer. names: the map of
+    architecture: the stem of the transformers classes. keys: config.json key -> field, in place of
+    COMMON's for that field. defaults: what transformers takes where config.json is silent. fixed:
+    fields that config.json does not have. windows: the window of every layer. names: the map of
     rljax.models.names. read: further fields of ModelConfig from the keys and the fields so far;
     write: the reverse. images: the model has a vision tower (rljax.models.vision.config), and its
     decoder's keys may lie in text_config.
@@ -44,6 +44,11 @@ class Family:
     read: Callable[[Keys, dict], dict] = lambda keys, fields: {}
     write: Callable[[ModelConfig], dict] = lambda config: {}
     images: bool = False
+
+    def common(self) -> dict[str, str]:
+        """Returns {config.json key: field} of the fields that all families have."""
+        own = {field: key for key, field in self.keys.items()}
+        return {own.get(field, key): field for key, field in COMMON.items()}
 
 
 COMMON = {
@@ -94,6 +99,11 @@ _QWEN_NEXT_MOE = {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermedia
 _QWEN_NEXT_MOE |= {"norm_topk_prob": True, "shared_expert_intermediate_size": 512}
 _QWEN_3_5 = {**_QWEN_NEXT, "num_key_value_heads": 4}
 _QWEN_3_5_MOE = {**_QWEN_NEXT, **_QWEN_NEXT_MOE, "num_experts": 256, "num_experts_per_tok": 8}
+_LFM2_KEYS = {"norm_eps": "norm_eps", "tie_word_embeddings|tie_embedding": "tie_embeddings"}
+_LFM2 = {"norm_eps": 1e-5, "tie_word_embeddings": True, "num_key_value_heads": 8}
+_LFM2 |= {"max_position_embeddings": 128_000, "rope_theta": 1e6, "conv_L_cache": 3}
+_LFM2_MOE = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792}
+_LFM2_MOE |= {"norm_topk_prob": True, "routed_scaling_factor": 1.0}
 _TEXT_ROPES = functools.partial(hf_ropes.ropes, sections=True, fraction=0.25)
 _IMAGE_ROPES = functools.partial(
     hf_ropes.mrope, interleaved=True, sections=(11, 11, 10), fraction=0.25
@@ -290,6 +300,24 @@ FAMILIES: dict[str, Family] = {
         write=own.qwen3_5_moe_out,
         images=True,
     ),
+    "lfm2": Family(
+        "Lfm2",
+        keys={**_LFM2_KEYS, "intermediate_size|block_ff_dim": "mlp"},
+        defaults={**_LFM2, "block_ffn_dim_multiplier": 1.0},
+        fixed=dict(qk_norm=True),
+        names="lfm2",
+        read=own.lfm2,
+        write=own.lfm2_out,
+    ),
+    "lfm2_moe": Family(
+        "Lfm2Moe",
+        keys=_LFM2_KEYS,
+        defaults={**_LFM2, **_LFM2_MOE},
+        fixed=dict(qk_norm=True),
+        names="lfm2",
+        read=own.lfm2_moe,
+        write=own.lfm2_moe_out,
+    ),
     "olmo2": Family(
         "Olmo2",
         defaults={"rms_norm_eps": 1e-5},
@@ -463,7 +491,7 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     fields = {
         "family": name,
         "part_of": part_of,
-        **keys.fields(COMMON, ModelConfig),
+        **keys.fields(family.common(), ModelConfig),
         **family.fixed,
     }
     layers = fields["layers"]
@@ -539,7 +567,7 @@ def to_hf_config(
     out = {
         "architectures": [(family.architecture if head == "lm" else stem) + kind],
         "model_type": config.family,
-        **{key: getattr(config, field) for key, field in COMMON.items()},
+        **{key.split("|")[0]: getattr(config, field) for key, field in family.common().items()},
         "max_position_embeddings": _context_out(config),
         "rope_theta": config.ropes[0].theta,
         "rope_scaling": hf_ropes.rope_out(config.ropes[0]),

@@ -40,6 +40,7 @@ DELTA = {
     "linear_value_head_dim": "value_dim",
     "linear_conv_kernel_dim": "taps",
 }
+LFM2_MOE = {**QWEN_MOE, "routed_scaling_factor": "scale"}
 GPT_OSS_ROPE = dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False)
 GPT_OSS_ROPE["original_max_position_embeddings"] = 4096
 MINISTRAL3_ROPE = dict(rope_type="yarn", factor=16.0, original_max_position_embeddings=16384)
@@ -115,16 +116,9 @@ def recurrent(keys: Keys, fields: dict, *, joined: bool = False) -> dict:
             raise InputError(f"config.json: {key}", value=value, rule=rule, fix=fix)
     # Layers that predict further tokens come after the others, and are not read.
     keys.known |= {"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}
-    layers, types = fields["layers"], keys.get("layer_types", list, None)
     period = keys.positive("full_attention_interval", int, 4)
-    if types is None:
-        types = ["full" if (i + 1) % period == 0 else "linear" for i in range(layers)]
-        types = [f"{name}_attention" for name in types]
-    known = ("linear_attention", "full_attention")
-    if len(types) != layers or any(name not in known for name in types):
-        rule = f"{layers} names of {' and '.join(known)}"
-        fix = "name one type for each layer, or leave layer_types out"
-        raise InputError("config.json: layer_types", value=types[:8], rule=rule, fix=fix)
+    silent = ["full" if (i + 1) % period == 0 else "linear" for i in range(fields["layers"])]
+    types = _layer_types(keys, "linear_attention", [f"{name}_attention" for name in silent])
     if fields["activation"] != "silu":
         fix = "take a model whose hidden_act is silu"
         value = fields["activation"]
@@ -134,6 +128,19 @@ def recurrent(keys: Keys, fields: dict, *, joined: bool = False) -> dict:
         "delta": DeltaConfig(**keys.fields(DELTA, DeltaConfig), joined=joined),
         "recurrent_layers": [name == "linear_attention" for name in types],
     }
+
+
+def _layer_types(keys: Keys, recurrent: str, silent: list[str]) -> list[str]:
+    """Returns layer_types, of which some are `recurrent`; `silent` where config.json has none.
+    Raises InputError unless it names a type for each layer."""
+    layers, types = len(silent), keys.get("layer_types", list, None)
+    types = silent if types is None else types
+    known = (recurrent, "full_attention")
+    if len(types) != layers or any(name not in known for name in types):
+        rule = f"{layers} names of {' and '.join(known)}"
+        fix = "name one type for each layer, or leave layer_types out"
+        raise InputError("config.json: layer_types", value=types[:8], rule=rule, fix=fix)
+    return types
 
 
 def recurrent_out(config: ModelConfig) -> dict:
@@ -172,6 +179,97 @@ def qwen3_next_out(config: ModelConfig) -> dict:
 def qwen3_5_moe_out(config: ModelConfig) -> dict:
     """Writes the keys that `qwen3_5_moe` reads."""
     return {**experts_out(config, QWEN_NEXT_MOE), **recurrent_out(config)}
+
+
+def lfm2(keys: Keys, fields: dict) -> dict:
+    """Reads which layers of LFM2 are short convolutions, the tokens that these see, and the size of
+    the mlp. Raises InputError as `short_convolutions` does."""
+    return {**short_convolutions(keys, fields), "mlp": _mlp_of_lfm2(keys, fields["mlp"])}
+
+
+def short_convolutions(keys: Keys, fields: dict) -> dict:
+    """Reads which layers of LFM2 are short convolutions, and the tokens that these see. Raises
+    InputError for layers of another type, for full_attn_idxs that are not the layers with
+    attention, and for settings that published models do not have: biases of a convolution, other
+    sizes of a block than that of the stream, another activation than silu."""
+    fixed = {"conv_bias": False, "use_pos_enc": True, "block_use_swiglu": True}
+    fixed |= dict.fromkeys(("block_dim", "conv_dim", "conv_dim_out"), fields["embed"])
+    fixed["block_norm_eps"] = fields["norm_eps"]
+    for key, value in fixed.items():
+        given = keys.get(key, NUMBER if type(value) is float else type(value), value)
+        if given != value:
+            fix = "take a model whose config.json says so"
+            rule = f"supported: {value}"
+            raise InputError(f"config.json: {key}", value=given, rule=rule, fix=fix)
+    if fields["activation"] != "silu":  # transformers does not read it
+        value, fix = fields["activation"], "take a model whose hidden_act is silu"
+        raise InputError("config.json: hidden_act", value=value, rule="silu", fix=fix)
+    # How new weights are drawn.
+    keys.known |= {"block_mlp_init_scale", "block_out_init_scale"}
+    keys.known |= {"block_use_xavier_init", "conv_use_xavier_init"}
+    layers = range(fields["layers"])
+    attends = keys.get("full_attn_idxs", list, None)
+    silent = ["full_attention" if attends is None or i in attends else "conv" for i in layers]
+    types = _layer_types(keys, "conv", silent)
+    attending = [i for i in layers if types[i] == "full_attention"]
+    if attends is not None and (
+        len(attends) != len(attending) or any(i not in attends for i in attending)
+    ):
+        rule = f"the numbers, from 0 to {fields['layers'] - 1}, of the layers with attention"
+        fix = "correct it, or leave it out where there are layer_types"
+        raise InputError("config.json: full_attn_idxs", value=attends[:8], rule=rule, fix=fix)
+    return {
+        "short_conv": keys.get("conv_L_cache", int),
+        "recurrent_layers": [name == "conv" for name in types],
+    }
+
+
+def _mlp_of_lfm2(keys: Keys, mlp: int) -> int:
+    """Returns the hidden size of the mlp: two thirds of what config.json says, by a multiplier, in
+    whole multiples; or just that."""
+    multiple = keys.positive("block_multiple_of", int, 256)
+    multiplier = keys.get("block_ffn_dim_multiplier", NUMBER, None)
+    if not keys.get("block_auto_adjust_ff_dim", bool, True):
+        return mlp
+    mlp = int(2 * mlp / 3)
+    if multiplier is None:
+        return mlp
+    mlp = int(keys.positive("block_ffn_dim_multiplier", NUMBER) * mlp)
+    return -(-mlp // multiple) * multiple
+
+
+def lfm2_out(config: ModelConfig) -> dict:
+    """Writes the keys that `lfm2` reads."""
+    return {**short_convolutions_out(config), "block_auto_adjust_ff_dim": False}
+
+
+def short_convolutions_out(config: ModelConfig) -> dict:
+    """Writes the keys that `short_convolutions` reads."""
+    types = ["conv" if kind.recurrent else "full_attention" for kind in config.kinds]
+    return {"conv_L_cache": config.short_conv, "conv_bias": False, "layer_types": types}
+
+
+def lfm2_moe(keys: Keys, fields: dict) -> dict:
+    """Reads the short convolutions and the experts of LFM2, which all layers from some layer on
+    have."""
+    first = keys.get("num_dense_layers", int, 2)
+    bias = keys.get("use_expert_bias", bool, True)
+    fixed = dict(gated=fields["activation"], scores="sigmoid", correction_bias=bias)
+    return {
+        **short_convolutions(keys, fields),
+        "experts": experts(keys, LFM2_MOE, **fixed),
+        "expert_layers": [i >= first for i in range(fields["layers"])],
+    }
+
+
+def lfm2_moe_out(config: ModelConfig) -> dict:
+    """Writes the keys that `lfm2_moe` reads."""
+    return {
+        **short_convolutions_out(config),
+        **experts_out(config, LFM2_MOE),
+        "use_expert_bias": config.experts.correction_bias,
+        "num_dense_layers": sum(not kind.experts for kind in config.kinds),
+    }
 
 
 def gpt_oss(keys: Keys, fields: dict) -> dict:

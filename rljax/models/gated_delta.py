@@ -36,8 +36,9 @@ class State:
     """State of a layer after the tokens that each slot has read, of one size whatever their
     number."""
 
-    memory: jax.Array  # [B, H, K, V] float32
-    recent: tuple[jax.Array, ...]  # what the convolutions of q, k, v read last: [B, taps - 1, H, E]
+    memory: jax.Array | None  # [B, H, K, V] float32; None: of a convolution alone
+    # What the convolutions of q, k, v, or the one convolution, read last: [B, taps - 1, ...].
+    recent: tuple[jax.Array, ...]
 
     # As rljax.models.cache.Cache says them: there are no columns, no window, and no pages.
     order, window, pool, columns, is_ring = "state", 0, None, 0, False
@@ -66,26 +67,43 @@ def runs_of(segments: jax.Array, continued: jax.Array) -> jax.Array:
 
 def convolved(x: jax.Array, taps: jax.Array, recent: jax.Array, runs: jax.Array) -> jax.Array:
     """Returns the sum over i of taps[i] * (x of taps - 1 - i tokens before), of each channel, in
-    float32: x [B, S, H, E], taps [taps, H, E], runs [B, S], recent [B, taps - 1, H, E] the inputs
-    before those of run 0."""
+    float32: x [B, S, *channels], taps [taps, *channels], runs [B, S], recent [B, taps - 1,
+    *channels] the inputs before those of run 0."""
     count = taps.shape[0]
     inputs = jnp.concatenate([recent.astype(x.dtype), x], axis=1).astype(jnp.float32)
     run_of_input = jnp.pad(runs, ((0, 0), (count - 1, 0)))
     total = 0.0
     for i in range(count):
         back = slice(i, i + x.shape[1])
-        own = (run_of_input[:, back] == runs)[:, :, None, None]
+        own = _over_channels(run_of_input[:, back] == runs, x)
         total += jnp.where(own, inputs[:, back], 0.0) * taps[i][None, None].astype(jnp.float32)
     return total
 
 
 def latest(x: jax.Array, recent: jax.Array, runs: jax.Array, counts: jax.Array) -> jax.Array:
-    """Returns the newest inputs of a convolution, [B, taps - 1, H, E], behind the first counts [B]
-    tokens of x [B, S, H, E], all of one run; those of a call with none are `recent`."""
-    goes_on = (runs[:, -1] == 0)[:, None, None, None]
+    """Returns the newest inputs of a convolution, [B, taps - 1, *channels], behind the first counts
+    [B] tokens of x [B, S, *channels], all of one run; those of a call with none are `recent`."""
+    goes_on = _over_channels(runs[:, -1:] == 0, x)
     inputs = jnp.concatenate([jnp.where(goes_on, recent, 0).astype(x.dtype), x], axis=1)
     index = counts[:, None] + jnp.arange(recent.shape[1])[None, :]
-    return jnp.take_along_axis(inputs, index[:, :, None, None], axis=1)
+    return jnp.take_along_axis(inputs, _over_channels(index, x), axis=1)
+
+
+def _over_channels(of_tokens: jax.Array, x: jax.Array) -> jax.Array:
+    """Returns `of_tokens` [B, S] with an axis of size 1 for each of the channels' of x [B, S,
+    *channels]."""
+    return jnp.expand_dims(of_tokens, tuple(range(2, x.ndim)))
+
+
+def check_no_shared_prompts(prefix) -> None:
+    """Raises InputError for packed rows that share prompts (Pass.prefix)."""
+    if prefix is not None:
+        raise InputError(
+            "a recurrent model cannot read rows whose prompts are shared",
+            value="packed rows",
+            rule="they are shared where the policy has no recurrent layer",
+            fix="--config.batch.packing=False, or take models of one kind for all roles",
+        )
 
 
 def _unit(x: jax.Array) -> jax.Array:
@@ -192,11 +210,11 @@ def _step(q, k, v, decay, rate, runs, memory):
 
 
 class Convolution(nnx.Module):
-    """The taps of a causal convolution of each channel [taps, H, E]."""
+    """The taps of a causal convolution of each channel [taps, *channels], with the logical axes of
+    these."""
 
-    def __init__(self, rngs, config: ModelConfig, heads: int, size: int, axis: str):
-        shape = (config.delta.taps, heads, size)
-        self.weight = weight(rngs, config, shape, ("taps", axis, "head_dim"))
+    def __init__(self, rngs, config: ModelConfig, taps: int, channels, axes):
+        self.weight = weight(rngs, config, (taps, *channels), ("taps", *axes))
 
 
 class GatedDeltaNet(nnx.Module):
@@ -220,9 +238,9 @@ class GatedDeltaNet(nnx.Module):
             self.z = Linear(rngs, config, (d,), values, (*of_values, "head_dim"))
             self.b = Linear(rngs, config, (d,), values[:1], of_values)
             self.a = Linear(rngs, config, (d,), values[:1], of_values)
-        self.q_conv = Convolution(rngs, config, *keys, "key_heads")
-        self.k_conv = Convolution(rngs, config, *keys, "key_heads")
-        self.v_conv = Convolution(rngs, config, *values, "value_heads")
+        self.q_conv = Convolution(rngs, config, delta.taps, keys, ("key_heads", "head_dim"))
+        self.k_conv = Convolution(rngs, config, delta.taps, keys, ("key_heads", "head_dim"))
+        self.v_conv = Convolution(rngs, config, delta.taps, values, ("value_heads", "head_dim"))
         uniform = jax.random.uniform(rngs.params(), values[:1], minval=0.01, maxval=_LARGEST_DECAY)
         log_decay = jnp.log(uniform).astype(config.weight_dtype)
         self.log_decay = nnx.Param(log_decay, axes=("value_heads",))
@@ -248,13 +266,7 @@ class GatedDeltaNet(nnx.Module):
     def attend(self, projected, call, state: State | None = None):
         """Returns the outputs of the heads [B, S, Hv, V], and the new state. `state`: None is that
         of no tokens. Raises InputError for packed rows that share prompts."""
-        if call.prefix is not None:
-            raise InputError(
-                "a recurrent model cannot read rows whose prompts are shared",
-                value="packed rows",
-                rule="they are shared where the policy has no recurrent layer",
-                fix="--config.batch.packing=False, or take models of one kind for all roles",
-            )
+        check_no_shared_prompts(call.prefix)
         *qkv, z, b, a = projected
         shared = self.delta.value_heads // self.delta.key_heads
         if state is None:

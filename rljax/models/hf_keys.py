@@ -40,7 +40,7 @@ _NAMES_OF_ONE = (
     ("num_key_value_heads", "num_kv_heads", "n_kv_heads"),
     ("head_dim", "kv_channels"),
     ("rms_norm_eps", "norm_eps"),
-    ("rope_theta", "rope_base", "rotary_emb_base"),
+    ("rope_theta", "rope_base", "rotary_emb_base", "theta"),
 )
 # Names of a gated activation, which hidden_act names by the function of its gate.
 _GATED = {"swiglu": ("silu",), "geglu": ("gelu", "gelu_pytorch_tanh")}

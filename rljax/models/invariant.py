@@ -39,7 +39,7 @@ def check(config, mesh) -> None:
     if any(kind.chunk for kind in config.kinds):
         raise InputError(setting, value=config.family, rule="not for chunked attention", fix=fix)
     if config.recurrent:
-        rule = "not for recurrent layers, whose sums depend on how tokens fall into chunks"
+        rule = "not for recurrent layers, for which equal bits have not been shown"
         raise InputError(setting, value=config.family, rule=rule, fix=fix)
     if config.vision is not None:
         raise InputError(setting, value=config.family, rule="it is for text alone", fix=fix)

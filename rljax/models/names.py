@@ -32,7 +32,7 @@ class Fused:
 
 
 # our module (or weight) below a layer -> Hugging Face name below "layers.{i}."; "[x]" is a weight
-# of all experts, {x} the number of one
+# of all experts, {x} the number of one. Entries of _TOP may stand there, too.
 PLAIN: dict[str, str | Disk | Fused] = {
     "attention_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
@@ -81,6 +81,7 @@ _DELTA = {
     "recurrence.o": "linear_attn.out_proj",
     **_fused("linear_attn.conv1d", "recurrence.q_conv", "recurrence.k_conv", "recurrence.v_conv"),
 }
+_SHORT_CONV_INPUTS = ("recurrence.input_gate", "recurrence.output_gate", "recurrence.x")
 _SHARED_EXPERT = {
     "mlp.shared_gate": "mlp.shared_expert.gate_proj",
     "mlp.shared_up": "mlp.shared_expert.up_proj",
@@ -123,6 +124,28 @@ NAMES: dict[str, Mapping[str, str | Disk | Fused]] = {
         "recurrence.b": "linear_attn.in_proj_b",
         "recurrence.a": "linear_attn.in_proj_a",
     },
+    "lfm2": {
+        "norm.scale": "embedding_norm.weight",
+        "attention_norm": "operator_norm",
+        "mlp_norm": "ffn_norm",
+        "attention.q": "self_attn.q_proj",
+        "attention.k": "self_attn.k_proj",
+        "attention.v": "self_attn.v_proj",
+        "attention.o": "self_attn.out_proj",
+        "attention.q_norm": "self_attn.q_layernorm",
+        "attention.k_norm": "self_attn.k_layernorm",
+        **_fused("conv.in_proj", *_SHORT_CONV_INPUTS),
+        "recurrence.conv": "conv.conv",
+        "recurrence.o": "conv.out_proj",
+        "mlp.gate": "feed_forward.w1",
+        "mlp.up": "feed_forward.w3",
+        "mlp.down": "feed_forward.w2",
+        "mlp.router": "feed_forward.gate.weight",
+        "mlp.correction": "feed_forward.expert_bias",
+        "mlp.gate[x]": "feed_forward.experts.{x}.w1.weight",
+        "mlp.up[x]": "feed_forward.experts.{x}.w3.weight",
+        "mlp.down[x]": "feed_forward.experts.{x}.w2.weight",
+    },
     "mixtral": _MIXTRAL,
     "minimax": {**_MIXTRAL, "mlp.correction": "block_sparse_moe.e_score_correction_bias"},
     "deepseek": {
@@ -162,6 +185,7 @@ NAMES: dict[str, Mapping[str, str | Disk | Fused]] = {
         "mlp.down_bias[x]": Disk("mlp.experts.down_proj_bias"),
     },
 }
+# Outside of the layers, where the map of the family does not say otherwise.
 _TOP = {"embedding": "embed_tokens.weight", "norm.scale": "norm.weight"}
 
 
@@ -356,9 +380,11 @@ def disk_pieces(model) -> dict[str, list[Piece]]:
             tensors |= vision_pieces(config.vision, path, shape, axes)
             continue
         if path[0] != "layers":
-            tensors[prefix + _TOP[".".join(path)]] = [Piece(path, (), shape)]
+            name = ".".join(path)
+            tensors[prefix + names.get(name, _TOP[name])] = [Piece(path, (), shape)]
             continue
         module = _below_layer(path[2:], names)
+        kernel = (1, shape[1]) if axes[1] == "taps" else ()
         for repeat, layer in enumerate(blocks[path[1]]):
             stem, index = f"{prefix}layers.{layer}.", (repeat,)
             if isinstance(module, Disk):
@@ -366,16 +392,14 @@ def disk_pieces(model) -> dict[str, list[Piece]]:
                 tensors.setdefault(stem + module.name, []).append(piece)
             elif isinstance(module, Fused):
                 options = dict(inside=_inside(path, axes[1:]), rows=_rows(path, module, shapes))
-                if axes[1] == "taps":
-                    options["kernel"] = (1, shape[1])
-                tensors.setdefault(stem + module.name, []).append(
-                    Piece(path, index, shape[1:], **options)
-                )
+                piece = Piece(path, index, shape[1:], kernel=kernel, **options)
+                tensors.setdefault(stem + module.name, []).append(piece)
             elif "{x}" in module:
                 for x in range(shape[1]):
                     piece = Piece(path, (*index, x), shape[2:], 1)
                     tensors.setdefault(stem + module.format(x=x), []).append(piece)
             else:
-                piece = Piece(path, index, shape[1:], _inside(path, axes[1:]))
+                inside = _inside(path, axes[1:])
+                piece = Piece(path, index, shape[1:], inside, kernel=kernel)
                 tensors.setdefault(stem + module, []).append(piece)
     return tensors

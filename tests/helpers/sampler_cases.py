@@ -51,6 +51,13 @@ def recurrent(**changes) -> Model:
     return tiny(**nets | dict(init_std=0.3) | changes)
 
 
+def convolving(**changes) -> Model:
+    """Two layers, the first a short convolution, as in LFM2."""
+    convolutions = dict(kinds=(LayerKind(rope=None, recurrent=True), LayerKind()))
+    convolutions |= dict(short_conv=4, family="lfm2")
+    return tiny(**convolutions | dict(init_std=0.3) | changes)
+
+
 def rounding(model: Model) -> float:
     """How far two ways of reading may differ in a log-prob. Recurrent layers sum in chunks, whose
     sizes differ, and divide keys and queries by their length."""

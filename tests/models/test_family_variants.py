@@ -69,6 +69,8 @@ DELTA = dict(
     linear_value_head_dim=12,
     layer_types=[LINEAR, FULL, LINEAR],
 )
+CONV = "conv"
+SHORT = dict(layer_types=[CONV, FULL, CONV], conv_L_cache=4)
 SHARED = dict(MOE, shared_expert_intermediate_size=20)
 # Half of the 8 elements of a head are rotated: two pairs.
 LONG = dict(
@@ -400,6 +402,34 @@ NEWER = {
             norm_topk_prob=False,
             partial_rotary_factor=1.0,
             attention_bias=True,
+        ),
+        False,
+    ),
+    "lfm2": ("lfm2", dict(SHORT, block_ffn_dim_multiplier=1.5, block_multiple_of=16), True),
+    "lfm2-tied": (
+        "lfm2",
+        dict(
+            num_hidden_layers=5,
+            full_attn_idxs=[1, 4],
+            block_auto_adjust_ff_dim=False,
+            tie_word_embeddings=True,
+            norm_eps=1e-3,
+            num_key_value_heads=6,
+            rope_parameters=LLAMA3,
+        ),
+        False,
+    ),
+    "lfm2_moe": ("lfm2_moe", dict(SHORT, **MOE, num_dense_layers=1), False),
+    "lfm2_moe-plain": (
+        "lfm2_moe",
+        dict(
+            SHORT,
+            **MOE,
+            num_dense_layers=0,
+            use_expert_bias=False,
+            norm_topk_prob=False,
+            routed_scaling_factor=1.7,
+            tie_word_embeddings=False,
         ),
         False,
     ),

@@ -253,6 +253,8 @@ def test_the_decoder_of_a_model_with_images(name, tied, tmp_path, caplog):
         "llama4",
         "qwen3_5",
         "qwen3_next",
+        "lfm2",
+        "lfm2_moe",
         "gemma4",
         "minimax_m2",
     ],
@@ -283,7 +285,8 @@ def test_meshes(written, name, sizes, tmp_path):
 @pytest.mark.parametrize(
     "name",
     lanes(
-        ["phi3-long"], "glm4 olmo2 smollm3 glm4_moe qwen3_5 qwen3_next gemma4 minimax_m2".split()
+        ["phi3-long"],
+        "glm4 olmo2 smollm3 glm4_moe qwen3_5 qwen3_next lfm2 gemma4 minimax_m2".split(),
     ),
 )
 def test_adapters_are_those_of_peft(written, name, tmp_path):
@@ -291,8 +294,9 @@ def test_adapters_are_those_of_peft(written, name, tmp_path):
     share, we compute what it does."""
     peft = pytest.importorskip("peft")
     torch, theirs, folder, _, _ = written(name)
-    nets = ("linear_attn.*",) if name.startswith("qwen3_") else ()
-    model, params, _, _ = adapted(folder, targets=("self_attn.*", *nets))
+    others = {"lfm2": "conv.*", "qwen3_5": "linear_attn.*", "qwen3_next": "linear_attn.*"}
+    targets = ("self_attn.*", *[others[n] for n in others if n == name])
+    model, params, _, _ = adapted(folder, targets=targets)
     params, batch = moved(params), rows()
 
     def tensor(x):
@@ -347,7 +351,7 @@ def test_published_settings_are_read_and_written(name):
     config, text = from_hf_config(CONFIGS[name]), CONFIGS[name].get("text_config", CONFIGS[name])
     again = from_hf_config(json.loads(json.dumps(to_hf_config(config, eos_ids=(1, 2)))))
     assert dataclasses.replace(again, part_of=config.part_of) == config
-    assert sum(len(stack.unit) for stack in config.stacks()) <= 7
+    assert sum(len(stack.unit) for stack in config.stacks()) <= 8
     assert config.layers == text["num_hidden_layers"]
 
 
@@ -401,6 +405,25 @@ REFUSED = [
     ("exaone4", dict(sliding_window_pattern="LLLG"), "layer_types"),
     ("exaone4", dict(sliding_window_pattern=0), "sliding_window_pattern"),
     ("olmoe", dict(clip_qkv=8.0), "clip_qkv"),
+    ("lfm2", dict(conv_bias=True), "conv_bias"),
+    ("lfm2", dict(conv_L_cache=1), "short_conv"),
+    ("lfm2", dict(conv_dim=64), "conv_dim"),
+    ("lfm2", dict(block_norm_eps=1e-6), "block_norm_eps"),
+    ("lfm2", dict(use_pos_enc=False), "use_pos_enc"),
+    ("lfm2", dict(block_use_swiglu=False), "block_use_swiglu"),
+    ("lfm2", dict(hidden_act="gelu"), "hidden_act"),
+    ("lfm2", dict(attention_bias=True), "attention_bias"),
+    ("lfm2", dict(block_ff_dim=96), "block_ff_dim"),
+    ("lfm2", dict(block_multiple_of=0), "block_multiple_of"),
+    ("lfm2", dict(block_ffn_dim_multiplier=-1.0), "block_ffn_dim_multiplier"),
+    ("lfm2", dict(tie_embedding=True, tie_word_embeddings=False), "tie_embedding"),
+    ("lfm2", dict(theta=1e4), "theta"),
+    ("lfm2", dict(full_attn_idxs=[1, 3]), "full_attn_idxs"),
+    ("lfm2", dict(full_attn_idxs=[1], layer_types=["full_attention"] * 3), "full_attn_idxs"),
+    ("lfm2", dict(full_attn_idxs=[]), "with attention"),
+    ("lfm2", dict(layer_types=["linear_attention"] * 3), "layer_types"),
+    ("lfm2_moe", dict(block_ff_dim=96), "block_ff_dim"),
+    ("lfm2_moe", dict(n_shared_experts=1), "n_shared_experts"),
     ("granite", dict(attention_multiplier=0.0), "attention_multiplier"),
     ("granite", dict(logits_scaling=-1.0), "logits_scaling"),
     ("glm4_moe", dict(scoring_func="softmax"), "scoring_func"),

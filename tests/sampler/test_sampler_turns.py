@@ -9,7 +9,17 @@ import jax
 import numpy as np
 import pytest
 from conftest import lanes
-from sampler_cases import VOCAB, forward, log_softmax, recurrent, ring, rounding, tiny, weights
+from sampler_cases import (
+    VOCAB,
+    convolving,
+    forward,
+    log_softmax,
+    recurrent,
+    ring,
+    rounding,
+    tiny,
+    weights,
+)
 from turn_cases import ASKED, ROOM, assert_fresh, play
 
 from rljax.batch import FinishReason
@@ -34,11 +44,13 @@ def decode(ids) -> str:
     return "".join(LETTERS[i] for i in ids)
 
 
-GOING_BACK = ["window", "whole", "recurrent"]
+GOING_BACK = ["window", "whole", "recurrent", "convolving"]
+LANES = lanes(["ring", "recurrent"], ["window", "whole", "convolving"])
 MODELS = {"ring": ring(4), "window": tiny(window=4), "whole": tiny(), "recurrent": recurrent()}
+MODELS["convolving"] = convolving()
 
 
-@pytest.fixture(scope="module", params=lanes(["ring", "recurrent"], ["window", "whole"]))
+@pytest.fixture(scope="module", params=LANES)
 def model(request):
     return MODELS[request.param]
 

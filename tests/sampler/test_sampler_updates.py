@@ -13,6 +13,7 @@ from sampler_cases import (
     EOS,
     NEW,
     ROOM,
+    convolving,
     could_draw,
     forward,
     kept_by_sorting,
@@ -33,9 +34,10 @@ ASKED = Sampling(max_response_tokens=NEW, stop_ids=(EOS,))
 
 
 MODELS = {"ring": ring(4), "window": tiny(window=4), "recurrent": recurrent()}
+MODELS["convolving"] = convolving()
 
 
-@pytest.fixture(scope="module", params=lanes(["ring"], ["window", "recurrent"]))
+@pytest.fixture(scope="module", params=lanes(["ring"], ["window", "recurrent", "convolving"]))
 def engine(request):
     return Engine(MODELS[request.param], 5, ROOM, steps=3)
 
