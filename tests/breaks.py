@@ -42,8 +42,8 @@ BREAKS = {
     ),
     "a convolution sees the sequence before": (
         NETS,
-        "own = (run_of_input[:, back] == runs)",
-        "own = (runs == runs)",
+        "own = _over_channels(run_of_input[:, back] == runs, x)",
+        "own = _over_channels(runs == runs, x)",
         [OF_NETS, "-k", "convolution"],
     ),
     "a state goes on into the next sequence": (

@@ -1,6 +1,7 @@
 """Models that need no download: `model="decoder(layers=2, embed=128, ...)"`, random weights."""
 
 from rljax.contracts import PlainText, contract
+from rljax.errors import InputError
 from rljax.models.config import DeltaConfig, LayerKind, ModelConfig, Rope
 from rljax.models.experts import ExpertsConfig
 from rljax.models.families import from_hf_config
@@ -27,7 +28,15 @@ def decoder(
     """Returns a Qwen3-shaped decoder of any size; the vocabulary is the tokenizer's. With `experts`
     every layer is a mixture of so many of hidden size `mlp`, as in Qwen3-MoE. With
     `full_attention_interval` only every such layer has attention, and the others are gated delta
-    nets, as in Qwen3.5, where it is 4. Raises InputError if no layer has attention then."""
+    nets, as in Qwen3.5, where it is 4; 0 = all have attention. Raises InputError for an interval
+    below 0 or above `layers`, in which no layer would have attention."""
+    if not 0 <= full_attention_interval <= layers:
+        raise InputError(
+            "full_attention_interval of decoder()",
+            value=full_attention_interval,
+            rule=f"0 (off), or 1 to layers={layers}: one layer or more has attention",
+            fix=f"layers={max(full_attention_interval, 1)}, or full_attention_interval={layers}",
+        )
     sizes = dict(vocab_size=vocab_size, embed=embed, mlp=mlp, layers=layers, heads=heads)
     sizes |= dict(kv_heads=kv_heads, head_dim=head_dim, max_tokens=max_tokens)
     sizes |= dict(init_std=init_std, tie_embeddings=tie_embeddings)

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rljax.errors import InputError
+from rljax.models.builtin import decoder
 from rljax.models.gated_delta import convolved, delta_rule, latest, runs_of
 
 B, S, H, K, V = 2, 45, 2, 5, 3
@@ -150,3 +152,11 @@ def test_the_newest_inputs_of_each_row():
     np.testing.assert_array_equal(got, [[-1, -2, -3], [6, 7, 8]])
     got = latest(x, before, runs + 1, jnp.array([1, 2]))[..., 0, 0]
     np.testing.assert_array_equal(got, [[0, 0, 0], [0, 5, 6]])  # of a sequence that begins
+
+
+@pytest.mark.parametrize("interval", [-2, 3])
+def test_an_interval_without_attention_is_refused(interval):
+    with pytest.raises(InputError, match=f"full_attention_interval.*got {interval}"):
+        decoder(20, layers=2, full_attention_interval=interval)
+    kinds = decoder(20, layers=5, full_attention_interval=3).kinds
+    assert [kind.recurrent for kind in kinds] == [True, True, False, True, True]
