@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -246,7 +245,7 @@ def checkpoint(folder: Path):
 
 
 def finished(folder: Path):
-    return Member("a", "a", {}, types.SimpleNamespace(run_dir=str(folder))).finished()
+    return Member("a", "a", {}, Config(run_dir=str(folder))).finished()
 
 
 def prompts(path: Path):

@@ -11,9 +11,14 @@ import threading
 _CURSOR = b"\x1b[?25h"  # a live display hides it
 
 
+_QUITS = threading.Lock()  # held from the first call of quit_now on
+
+
 def quit_now(*_) -> None:
     """Ends the process at once and without a traceback: the SIGINT handler of a command. Safe in
-    any thread, even while the main one compiles."""
+    any thread, even while the main one compiles; of two threads one says it."""
+    if not _QUITS.acquire(blocking=False):
+        return
     with contextlib.suppress(OSError):
         os.write(2, (_CURSOR if os.isatty(2) else b"") + b"\ninterrupted: quit now\n")
     os._exit(128 + signal.SIGINT)
