@@ -566,7 +566,7 @@ def test_a_flag_of_the_files_own_value_holds_for_a_member_of_another_file(
 
 
 @pytest.mark.slow
-def test_members_that_differ_in_their_seed_alone_are_trained_together(tmp_path, capsys):
+def test_members_that_differ_in_seed_and_rate_are_trained_together(tmp_path, capsys):
     path = tmp_path / "conf.py"
     path.write_text(REAL.replace('{"seed": 1, ', '{"program_steps": 2, "steps": 2, '))
     config = load_config_file(str(path))
@@ -576,7 +576,7 @@ def test_members_that_differ_in_their_seed_alone_are_trained_together(tmp_path, 
     members = make_members(config, listed, tmp_path / "s", str(path), seeds=(0, 1))
     assert [code for _, code in run_together(members)] == [0, 0, 0, 0]
     said = capsys.readouterr().out
-    assert said.count("step 2 of 2: 4 steps of 2 runs") == 2
+    assert said.count("step 2 of 2: 8 steps of 4 runs") == 1
     rows = [json.loads((m.folder / "metrics.jsonl").read_text().splitlines()[-1]) for m in members]
     assert len({row["entropy"] for row in rows}) == 4 and {row["step"] for row in rows} == {2}
     assert [code for _, code in run_together(members)] == [None] * 4
