@@ -273,7 +273,7 @@ def test_meshes(written, name, sizes, tmp_path):
     np.testing.assert_allclose(value, want_value, rtol=1e-5)
     want = flattened(want)
     top = max(np.abs(x).max() for x in want.values())
-    limit = 2e-4 if name == "qwen3_next" else 2e-5  # chunks of 16 tokens alone move it by 9e-5
+    limit = 2e-4 if name == "qwen3_next" else 1e-4  # chunks of 16 tokens alone move it by 9e-5
     for path, x in flattened(gradient).items():
         np.testing.assert_allclose(x, want[path], atol=limit * top, err_msg=str(path))
     for to, made, weights in (("one", plain, params), ("many", model, placed)):
