@@ -12,6 +12,7 @@ import optax
 import pytest
 from conftest import golden, lanes
 from flax import nnx
+from sampler_cases import convolving, recurrent
 from tiny_run import flat_bytes, metrics_rows, tiny_config
 
 from rljax.checkpoint.checkpoint import Checkpoints
@@ -241,14 +242,18 @@ def test_the_gradient_is_clipped_whatever_the_optimizer():
 # -- matrices of a model
 
 
-FAMILIES = ("qwen3", "gpt_oss", "deepseek_v3", "qwen2_5_vl", "qwen3_vl")
+FAMILIES = ("qwen3", "gpt_oss", "deepseek_v3", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "lfm2")
+RECURRENT = {"qwen3_5": recurrent, "lfm2": convolving}  # without a folder
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_axes_of_every_weight(family):
     """By the definition of the model: linear maps know what they sum over, weights their logical
     axes."""
-    model = Model(load_config(golden("hf", family), remat="none"), None)
+    if family in RECURRENT:
+        model = RECURRENT[family]()
+    else:
+        model = Model(load_config(golden("hf", family), remat="none"), None)
     graph = nnx.eval_shape(lambda: Decoder(nnx.Rngs(0), model.config, "lm"))
     linear = {
         tuple(map(str, path)): module.contract
@@ -263,10 +268,13 @@ def test_the_axes_of_every_weight(family):
         if path[:-1] in linear and path[-1] == "weight":
             assert inside == linear[path[:-1]], path
         elif is_matrix(path):
-            assert inside == 1 and len(shape) == stacked + 2, (path, shape)
+            assert inside == 1 and (len(shape) == stacked + 2 or "taps" in axes), (path, shape)
         else:
             assert inside == 0, path
-        assert is_hidden(path) == (is_matrix(path) and not {"vocab", "patch", "position"} & {*axes})
+        others = {"vocab", "patch", "position", "taps"}
+        assert is_hidden(path) == (is_matrix(path) and not others & {*axes})
+        if path[-1] in ("log_decay", "step_bias"):
+            assert not is_matrix(path)
 
 
 def test_adapters_are_matrices_of_their_rank():

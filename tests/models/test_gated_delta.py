@@ -6,10 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from packed_rows import groups_of, packed_rows, plain_rows
+from sampler_cases import VOCAB, convolving, recurrent, tiny, weights
+from test_packed_rows import value_and_gradient, weights_of
 
+from rljax.config import Config
 from rljax.errors import InputError
 from rljax.models.builtin import decoder
 from rljax.models.gated_delta import convolved, delta_rule, latest, runs_of
+from rljax.setup.setup import _steps
 
 B, S, H, K, V = 2, 45, 2, 5, 3
 
@@ -160,3 +165,39 @@ def test_an_interval_without_attention_is_refused(interval):
         decoder(20, layers=2, full_attention_interval=interval)
     kinds = decoder(20, layers=5, full_attention_interval=3).kinds
     assert [kind.recurrent for kind in kinds] == [True, True, False, True, True]
+
+
+# Whole sequences of the groups, and gaps, in rows of one block.
+WHOLE = [
+    [[("whole", 0, 0), ("whole", 0, 1), ("gap", 1), ("whole", 0, 2)]],
+    [[("gap", 3), ("whole", 1, 0), ("whole", 1, 1), ("whole", 2, 0)]],
+    [[("whole", 2, 1), ("gap", 2), ("whole", 3, 0)]],
+]
+
+
+@pytest.mark.parametrize("make", [recurrent, convolving])
+def test_packed_rows_are_plain_ones(make):
+    """Outputs and gradients of sequences that share a row; rows that share prompts are refused."""
+    model = make()
+    params, groups = weights(model), groups_of(np.random.default_rng(0), VOCAB)
+    plain, (packed, where) = plain_rows(groups), packed_rows(groups, WHOLE, 32)
+    weight = weights_of(plain)
+    want = value_and_gradient(model, params, plain, None, weight)
+    with pytest.raises(InputError, match="whose prompts are shared.*batch.packing=False"):
+        value_and_gradient(model, params, packed, where, weight)
+    packed = packed.replace(prefix_ids=None, prefix_blocks=None)
+    got = value_and_gradient(model, params, packed, where, weight)
+    np.testing.assert_allclose(got[0], want[0], atol=1e-4)
+    for a, b in zip(jax.tree.leaves(got[1]), jax.tree.leaves(want[1]), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4 * max(1e-2, np.abs(b).max()))
+
+
+def test_a_recurrent_policy_packs_without_shared_prompts():
+    """Where a model with attention alone shares them."""
+    config = Config()
+    config.batch.tokens_per_microbatch = 4096
+    rows, how = 64, dict(prompt_tokens=96, samples=8)
+    shared = [
+        _steps(config, rows, 128, model, 1, **how).packing.shared for model in (tiny(), recurrent())
+    ]
+    assert shared == [True, False]
