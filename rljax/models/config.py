@@ -112,7 +112,8 @@ class Rope:
         return self.kind in ("longrope", "dynamic")
 
     def dims(self, head_dim: int) -> int:
-        """Returns the number of elements of a head that are rotated, if by an angle of 0."""
+        """Returns the number of elements of a head that are rotated, those by an angle of 0
+        included."""
         return head_dim if self.kind == "proportional" else int(head_dim * self.fraction)
 
 

@@ -95,6 +95,7 @@ _GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _QWEN_NEXT = {"num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16}
 _QWEN_NEXT |= {"linear_num_value_heads": 32, "linear_key_head_dim": 128}
 _QWEN_NEXT |= {"linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}
+_QWEN_NEXT["max_position_embeddings"] = 32_768
 _QWEN_NEXT_MOE = {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512}
 _QWEN_NEXT_MOE |= {"norm_topk_prob": True, "shared_expert_intermediate_size": 512}
 _QWEN_3_5 = {**_QWEN_NEXT, "num_key_value_heads": 4}
@@ -118,7 +119,9 @@ _GEMMA3_DEFAULTS = {**_GEMMA_DEFAULTS, "rope_theta": 1e6, "sliding_window": 4096
 _GEMMA3_DEFAULTS |= {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}
 _GEMMA3_DEFAULTS |= {"max_position_embeddings": 131_072}
 _GEMMA4_DEFAULTS = {**_GEMMA_DEFAULTS, "sliding_window": 512, "num_key_value_heads": 4}
-_GEMMA4_DEFAULTS |= {"hidden_size_per_layer_input": 256}
+_GEMMA4_DEFAULTS |= {"hidden_size_per_layer_input": 256, "max_position_embeddings": 131_072}
+_GEMMA4_UNIFIED = {"sliding_window": 1024, "hidden_size_per_layer_input": 0}
+_GEMMA4_UNIFIED["max_position_embeddings"] = 262_144
 _GEMMA4 = Family(
     "Gemma4",
     defaults=_GEMMA4_DEFAULTS,
@@ -216,9 +219,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": dataclasses.replace(
-        _GEMMA4,
-        architecture="Gemma4Unified",
-        defaults={**_GEMMA4_DEFAULTS, "sliding_window": 1024, "hidden_size_per_layer_input": 0},
+        _GEMMA4, architecture="Gemma4Unified", defaults={**_GEMMA4_DEFAULTS, **_GEMMA4_UNIFIED}
     ),
     "gpt_oss": Family(
         "GptOss",

@@ -90,8 +90,8 @@ def latest(x: jax.Array, recent: jax.Array, runs: jax.Array, counts: jax.Array) 
 
 
 def _over_channels(of_tokens: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns `of_tokens` [B, S] with an axis of size 1 for each of the channels' of x [B, S,
-    *channels]."""
+    """Returns `of_tokens` [B, S] with as many axes as x [B, S, *channels], those added of size
+    1."""
     return jnp.expand_dims(of_tokens, tuple(range(2, x.ndim)))
 
 

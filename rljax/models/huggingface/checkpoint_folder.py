@@ -294,7 +294,7 @@ def _ignorable(name: str, model: Model) -> bool:
     if name == "score.weight":
         return model.head == "lm" and config.tie_embeddings
     if name.startswith("mtp."):  # Qwen's layers that predict further tokens
-        return config.recurrent
+        return config.delta is not None
     layer = re.match(r"(?:model\.)?layers\.(\d{1,9})\.", name)
     # The layers that predict further tokens come after the others.
     has_them = config.family in ("deepseek_v3", "glm4_moe", "minimax_m2")
